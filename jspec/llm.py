@@ -201,39 +201,44 @@ class LLM:
         completions: str | Sequence[int] | Iterable[str | Sequence[int]],
         *,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options,
     ) -> list[np.ndarray]:
         """The log-probabilities of given completions. Where ``reproducible=True`` pins no shapes, they are the bits that
-        sampling gives the same tokens behind the same prompt.
+        sampling gives the same tokens behind the same prompt with the same settings; elsewhere the last bits may differ.
 
-        They are of the target's own distribution, or of the one that tokens are drawn from if the model was loaded with
-        ``logprobs_mode="processed_logprobs"``.
+        They are of the distribution that ``logprobs_mode`` names, as those of a request are: ``raw_logprobs``, the target's
+        own, whatever temperature and other settings say, or ``processed_logprobs``, the one that tokens are drawn from.
 
         Example::
 
-            result = llm.generate("def main(", seed=7, logprobs=0)
-            (found,) = llm.score("def main(", result.token_ids)
-            print(found.sum(), found[0] == result.logprobs[0][result.token_ids[0]].logprob)
+            settings = {"temperature": 0.7, "top_k": 20, "logprobs_mode": "processed_logprobs"}
+            result = llm.generate("def main(", seed=7, logprobs=0, **settings)
+            (found,) = llm.score("def main(", result.token_ids, **settings)
+            print(found.sum(), (found == result.token_logprobs).all())
 
         Args:
           prompts: as for ``generate``.
           completions: one for each prompt, text or token ids. Text gets no special tokens, and stop tokens end nothing.
-          sampling_params: one SamplingParams for all pairs, or one for each; None is ``default_sampling_params``. Only
-            ``truncate_prompt_tokens`` matters, and in ``processed_logprobs`` what changes the distribution.
+          sampling_params: one SamplingParams for all pairs, or one for each. Only ``logprobs_mode`` and
+            ``truncate_prompt_tokens`` matter, and in ``processed_logprobs`` what changes the distribution.
+          **options: fields of ``SamplingParams`` by name, instead of ``sampling_params``; fields that are not given come
+            from ``default_sampling_params``.
 
         Returns:
           for each completion, float32 ``[n]``: the natural logarithm of the probability of each of its n tokens.
 
         Raises:
           ValueError: there are not as many completions as prompts, or a prompt, a completion or a value is wrong or too
-            long. Nothing has run then, unless a token is one that ``sampling_params`` take out.
+            long. Nothing has run then, unless a token is one that the settings take out.
+          TypeError: an option is unknown, or given beside ``sampling_params``. The message says what may have been meant.
         """
+        params = requested("score()", sampling_params, options, self.default_sampling_params)
         every_prompt, _ = as_list(prompts)
         every_completion, _ = as_list(completions, "completions")
         if len(every_completion) != len(every_prompt):
             raise ValueError(
                 f"completions has {len(every_completion)} entries: expected one for each prompt, {len(every_prompt)}"
             )
-        params = self.default_sampling_params if sampling_params is None else sampling_params
         every_params = params_of_each(params, len(every_prompt))
         return scores(self.engine, every_prompt, every_completion, every_params, keeps_states(self.target))
 

@@ -4,7 +4,10 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np  # which the command does without
 
 # The source of a token: an accepted draft; the recovered token after a rejected draft (``correction``); the bonus token
 # after drafts that were all accepted; the target alone, in a round without drafts.
@@ -158,6 +161,8 @@ class Result:
         None if ``SamplingParams.logprobs`` did not ask for them.
       prompt_logprobs: the same for each token of the prompt, None for the first one, which nothing precedes. None if
         ``SamplingParams.prompt_logprobs`` did not ask for them, or if the request ended before prefill did.
+      token_logprobs: float32 ``[n]``, the natural logarithm of the probability of each of the n new tokens, as ``logprobs``
+        has it. None if ``SamplingParams.logprobs`` did not ask for any. Results are compared without it.
 
     Example::
 
@@ -177,6 +182,7 @@ class Result:
     num_cached_tokens: int = 0
     logprobs: list[dict[int, Logprob]] | None = dataclasses.field(default=None, repr=False)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = dataclasses.field(default=None, repr=False)
+    token_logprobs: "np.ndarray | None" = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def accepted(self) -> list[bool]:

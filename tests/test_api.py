@@ -157,6 +157,7 @@ def test_a_model_says_what_it_is(llm):
         ({"max_tokens": 3, "max_new_tokens": 3}, TypeError, "are the same argument; give one of them"),
         ({"temprature": 1.0}, TypeError, "has no argument 'temprature'; did you mean 'temperature'"),
         ({"top_k": -5}, ValueError, "top_k=-5: expected an integer of at least 1"),
+        ({"logprobs_mode": "raw"}, ValueError, "logprobs_mode='raw': expected None or one of 'raw_logprobs', 'proc"),
         ({"draft": "ngram"}, TypeError, "has no argument 'draft'"),
         ({"params": [SAMPLED]}, ValueError, "params has 1 entries: expected one, or one per prompt, 2"),
         ({"params": [SAMPLED, {"temperature": 0}]}, ValueError, "params={'temperature': 0}: expected SamplingParams"),

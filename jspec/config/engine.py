@@ -70,8 +70,9 @@ class EngineConfig:
         of a prefill batch then have at most ``pages_of_prefill`` pages.
       peer_packets: whether GPUs of one process that share a target add up and gather small arrays by storing packets into
         each other's memory (``jspec.pallas.collectives``), where they can. False leaves every exchange to XLA.
-      logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or
-        ``processed_logprobs``, the one that tokens are drawn from (at temperature 0: that of temperature 1).
+      logprobs_mode: which distribution log-probabilities are of where a request leaves it open
+        (``SamplingParams.logprobs_mode``): ``raw_logprobs``, the target's own, or ``processed_logprobs``, the one that
+        tokens are drawn from (at temperature 0: that of temperature 1).
 
     Example::
 

@@ -67,9 +67,8 @@ class Written(NamedTuple):
 
     @classmethod
     def of(cls, result: Result) -> "Written":
-        assert result.logprobs is not None
-        pairs = zip(result.logprobs, result.token_ids, strict=True)
-        return cls(result.token_ids, [each[token].logprob for each, token in pairs])
+        assert result.token_logprobs is not None
+        return cls(result.token_ids, result.token_logprobs.tolist())
 
 
 @dataclasses.dataclass(frozen=True)

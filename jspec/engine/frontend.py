@@ -12,7 +12,7 @@ from jspec.engine.contradictions import NoTokenAllowed, contradiction, restricti
 from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Progress, Request
 from jspec.outputs import Delta, Logprob, Result, Stats
 from jspec.sampling import processors
-from jspec.sampling.logprobs import TokenLogprobs
+from jspec.sampling.logprobs import PACKED, TokenLogprobs
 from jspec.sampling.params import SamplingParams
 from jspec.text.detokenizer import Detokenizer, Tokenizer, encode
 from jspec.text.grammar.grammars import Grammars
@@ -180,6 +180,7 @@ class Frontend:
             num_cached_tokens=active.num_cached_tokens,
             logprobs=self._logprobs(active, 0, len(tokens)),
             prompt_logprobs=self._prompt_logprobs(active),
+            token_logprobs=None if request.params.logprobs is None else chosen_logprobs(active.logprobs),
         )
 
     def _contradiction(self, active: ActiveRequest) -> NoTokenAllowed | None:
@@ -197,15 +198,10 @@ class Frontend:
 
     def _prompt_logprobs(self, active: ActiveRequest) -> list[dict[int, Logprob] | None] | None:
         """Log-probabilities of the prompt; None if they are not wanted, or if it was not prefilled to its end."""
-        prompt, count = active.request.prompt, active.request.params.prompt_logprobs
-        if count is None or active.outcome == FAILED:  # a device that failed has lost them
+        count, lines = active.request.params.prompt_logprobs, prompt_lines(active)
+        if count is None or lines is None:
             return None
-        lines = {}
-        for start, (length, packed, place) in active.prompt_logprobs.items():
-            lines |= dict(enumerate(np.asarray(packed)[place, :length], start + 1))
-        if len(lines) < len(prompt) - 1:
-            return None
-        return [None, *self._described(prompt[1:], [lines[i] for i in range(1, len(prompt))], count)]
+        return [None, *self._described(active.request.prompt[1:], lines, count)]
 
     def _described(self, tokens: Sequence[int], packed: Sequence[np.ndarray], count: int) -> list[dict[int, Logprob]]:
         """For each token its ``Logprob`` and those of the ``count`` likeliest, from lines of ``TokenLogprobs.packed``."""
@@ -256,6 +252,22 @@ class Frontend:
                 "(stats.num_steps_past_draft_limit)",
                 stacklevel=3,
             )
+
+
+def prompt_lines(active: ActiveRequest) -> list[np.ndarray] | None:
+    """A line of ``TokenLogprobs.packed`` for each token of a prompt but the first; None if it has not all of them."""
+    if active.outcome == FAILED:  # a device that failed has lost them
+        return None
+    lines, count = {}, len(active.request.prompt)
+    for start, (length, packed, place) in active.prompt_logprobs.items():
+        lines |= dict(enumerate(np.asarray(packed)[place, :length], start + 1))
+    return None if len(lines) < count - 1 else [lines[i] for i in range(1, count)]
+
+
+def chosen_logprobs(lines: Sequence[np.ndarray]) -> np.ndarray:
+    """The log-probability of each of n tokens, float32 ``[n]``, of their lines of ``TokenLogprobs.packed``."""
+    packed = np.array(lines, np.int32).reshape(-1, PACKED)
+    return TokenLogprobs.unpacked(packed).chosen.copy()  # the other numbers may go
 
 
 def end_tokens(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:

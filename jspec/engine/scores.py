@@ -13,12 +13,14 @@ import numpy as np
 
 from jspec._validation import require
 from jspec.engine.engine import Engine
+from jspec.engine.frontend import chosen_logprobs, prompt_lines
 from jspec.engine.request import ActiveRequest, Request
 from jspec.sampling.params import SamplingParams
 from jspec.text.prompts import Prompt
 
+_RAW = "raw_logprobs"
 _READ = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-_REPLAYED = SamplingParams(temperature=0, logprobs=0, ignore_eos=True, detokenize=False)
+_REPLAYED = SamplingParams(temperature=0, logprobs=0, logprobs_mode=_RAW, ignore_eos=True, detokenize=False)
 _NO_KEY = np.zeros(2, np.uint32)  # where one token may come, no noise decides
 
 
@@ -62,7 +64,7 @@ def scores(
     Args:
       engine: serves all pairs together, beside requests of other callers.
       prompts, completions: as many of both; text or token ids.
-      params: the settings of each pair.
+      params: the settings of each pair; those without a ``logprobs_mode`` have the engine's.
       recurrent: whether the target has recurrent states.
 
     Returns:
@@ -83,26 +85,26 @@ def scores(
     try:
         for active in ended:
             i = active.request.index
-            found[i] = _numbers(engine, active, texts[i])
+            found[i] = _numbers(active, texts[i])
     finally:
         ended.close()  # also while a traceback keeps this frame alive
     return found
 
 
 def _reads(engine: Engine, recurrent: bool) -> bool:
-    """Whether a completion is read as part of a prompt, whose log-probabilities are the target's own.
+    """Whether a completion may be read as part of a prompt, whose log-probabilities are the target's own.
 
     Where shapes are pinned, prefill and rounds are programs of different shapes; and recurrent states are added to in chunks
     by the one and token by token by the other.
     """
     config = engine.config
-    exact = config.one_order and not recurrent
-    return config.logprobs_mode == "raw_logprobs" and (exact or not config.reproducible)
+    return (config.one_order and not recurrent) or not config.reproducible
 
 
 def _request(engine: Engine, i: int, prompt: Prompt, text: list[int], params: SamplingParams, reads: bool) -> Request:
     """The request for the scores of text behind prompt i."""
-    settings = _settings(engine, i, len(text), params)
+    raw = (params.logprobs_mode or engine.config.logprobs_mode) == _RAW
+    settings = _settings(i, len(text), params, raw)
     request, most = engine.frontend.request(i, prompt, settings, _NO_KEY), engine.config.max_len
     room = most - len(request.prompt)
     if len(text) > room:
@@ -110,15 +112,15 @@ def _request(engine: Engine, i: int, prompt: Prompt, text: list[int], params: Sa
             f"completion {i} has {len(text)} tokens behind a prompt of {len(request.prompt)}: expected at most {room}, as "
             f"max_len={most} counts both; load with a larger max_len"
         )
-    if reads and len(text) < room:  # a prompt needs room for one token more
+    if reads and raw and len(text) < room:  # a prompt needs room for one token more
         return dataclasses.replace(request, prompt=[*request.prompt, *text], params=_READ)
     return dataclasses.replace(request, constraint=GivenText(text), replays=True)
 
 
-def _settings(engine: Engine, i: int, count: int, params: SamplingParams) -> SamplingParams:
+def _settings(i: int, count: int, params: SamplingParams, raw: bool) -> SamplingParams:
     """Those under which rounds write a text of so many tokens down, whatever ended it when it was sampled."""
     most, cut = max(count, 1), params.truncate_prompt_tokens
-    if engine.config.logprobs_mode == "raw_logprobs":
+    if raw:
         return dataclasses.replace(_REPLAYED, max_tokens=most, truncate_prompt_tokens=cut)
     for name in ("structured_outputs", "thinking_budget"):
         value = getattr(params, name)
@@ -139,15 +141,14 @@ def _settings(engine: Engine, i: int, count: int, params: SamplingParams) -> Sam
     )
 
 
-def _numbers(engine: Engine, active: ActiveRequest, text: list[int]) -> np.ndarray:
+def _numbers(active: ActiveRequest, text: list[int]) -> np.ndarray:
     """The scores that a request has found, float32 ``[n]``."""
     i, count = active.request.index, len(active.tokens)
     if active.request.replays and count < len(text):
         raise ValueError(
-            f"completion {i} has token {text[count]} at place {count}: expected one that may come there by sampling_params, "
+            f"completion {i} has token {text[count]} at place {count}: expected one that may come there by its settings, "
             "and finite logits of the target"
         )
-    result = engine.frontend.result(active)
-    found = result.logprobs if active.request.replays else (result.prompt_logprobs or [])[-len(text) :]
-    assert found is not None
-    return np.array([each[token].logprob for each, token in zip(found, text, strict=True) if each], np.float32)
+    lines = active.logprobs if active.request.replays else (prompt_lines(active) or [])[-len(text) :]
+    assert len(lines) == len(text)
+    return chosen_logprobs(lines)

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from jspec._validation import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, named_arguments, require
+from jspec._validation import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, is_one_of, named_arguments, require
 from jspec.config import MAX_POSITIONS
+from jspec.config.engine import LOGPROBS_MODES
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.sampling.thinking import ThinkingBudget
 
@@ -53,10 +54,12 @@ class SamplingParams:
         with the tokens before it. A word is also meant with a space in front.
       n: how many completions. They share the prompt's pages, and completion i has the seed ``seed + i``.
       logprobs: with each token, give its log-probability and those of so many of the likeliest tokens, 0 to 20; None
-        gives none. They are of the target's own distribution, before everything above, unless the model was loaded with
-        ``logprobs_mode="processed_logprobs"``.
-      prompt_logprobs: the same for the tokens of the prompt, of the target's own distribution in any case. Such a prompt is
-        prefilled completely, in batches of up to 512 tokens, and not found in the prefix cache.
+        gives none.
+      logprobs_mode: which distribution they are of: ``raw_logprobs``, the target's own, before everything above, or
+        ``processed_logprobs``, the one that tokens are drawn from; at temperature 0 that of temperature 1 without min-p,
+        top-k and top-p. None takes the mode that the model was loaded with.
+      prompt_logprobs: what ``logprobs`` is, for the tokens of the prompt, and of the target's own distribution in any mode.
+        Such a prompt is prefilled completely, in batches of up to 512 tokens, and not found in the prefix cache.
       max_drafts: most drafts of a round that are verified for this request; 0 takes none, and None, as any number
         beyond K, as many as the engine makes. The distribution of the text is the same for each.
       detokenize: whether results have text. Stop strings need it.
@@ -105,6 +108,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
     thinking_budget: ThinkingBudget | None = None
+    logprobs_mode: str | None = None
 
     def __post_init__(self):
         self._make_tuple("stop", "a string or a list of strings")
@@ -143,6 +147,9 @@ class SamplingParams:
             count = getattr(self, name)
             ok = count is None or (is_int(count) and 0 <= count <= MAX_LOGPROBS)
             require(ok, name, count, f"None or an integer in 0..{MAX_LOGPROBS}")
+        mode = self.logprobs_mode
+        ok = mode is None or is_one_of(mode, LOGPROBS_MODES)
+        require(ok, "logprobs_mode", mode, f"None or one of {', '.join(map(repr, LOGPROBS_MODES))}")
         drafts = self.max_drafts
         ok = drafts is None or (is_int(drafts) and 0 <= drafts <= LARGEST_INT)
         require(ok, "max_drafts", drafts, "None or an integer of at least 0 and below 2^31; 0 takes no drafts")

@@ -18,6 +18,7 @@ from engines import (
     engine,
     paused,
     ragged_prompts,
+    requests_of,
     shared,
     table_llm,
     target,
@@ -26,15 +27,18 @@ from engines import (
 from greedy_options import greedy_by_definition
 
 import jspec
+from jspec.config.engine import LOGPROBS_MODES
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest
 from jspec.engine.runner.compile import Program
+from jspec.engine.runner.state import request_arrays
 from jspec.engine.scheduler.scheduler import Scheduler
 from jspec.sampling.params import SamplingParams
 
 PROMPTS = ragged_prompts((3, 9, 5, 12))
+RAW, PROCESSED = LOGPROBS_MODES
 OPTIONS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.5},
     {"frequency_penalty": 1.2, "presence_penalty": 0.4},
@@ -155,6 +159,17 @@ class TestCompletions:
             letters().engine.add("a", n=2)
 
 
+def logprobs_by_definition(prompt: list[int], tokens: list[int], asked: SamplingParams) -> np.ndarray:
+    """Of every token at each place of a completion, ``[n, V]``, by a forward pass, for few of the options: in the processed
+    mode temperature 0 is temperature 1 without cuts."""
+    logits = np.array(causal(target())(np.array([[*prompt, *tokens]], np.int32))[0])[len(prompt) - 1 : -1]
+    if asked.logprobs_mode == PROCESSED:
+        logits[:, [*(asked.logit_bias or ())]] += [*(asked.logit_bias or {}).values()]
+        if not asked.greedy:
+            logits = np.where(logits >= np.sort(logits)[:, [-asked.top_k]], logits / asked.temperature, -np.inf)
+    return np.asarray(jax.nn.log_softmax(logits))
+
+
 class TestLogprobs:
     @pytest.mark.parametrize(("method", "K"), [("draft_model", 4), (None, 0)])
     @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 3, **OPTIONS[0]}])
@@ -182,23 +197,70 @@ class TestLogprobs:
         assert [list(one) for one in result.logprobs] == [[token] for token in result.token_ids]
         assert [one[t].decoded_token for one, t in zip(result.logprobs, result.token_ids, strict=True)] == list("bcde")
 
+    @pytest.mark.parametrize("count", [0, 3])
+    def test_those_of_the_tokens_in_one_array(self, count):
+        result = jspec.generate(letters(), "a", seed=2, temperature=3.0, max_tokens=9, logprobs=count)
+        found = result.token_logprobs
+        assert (found.dtype, found.shape) == (np.float32, (9,))
+        assert found.tolist() == [
+            one[token].logprob for one, token in zip(result.logprobs, result.token_ids, strict=True)
+        ]
+        assert len({*found.tolist()}) > 1
+        assert found.base is None  # it keeps no other numbers alive
+        assert result == dataclasses.replace(result, token_logprobs=None)
+
     def test_requests_without_logprobs_get_none(self):
         params = [SamplingParams(max_tokens=4, logprobs=1), SamplingParams(max_tokens=4)]
         first, second = jspec.generate(letters(), ["a", "b"], params)
         assert (len(first.logprobs), second.logprobs) == (4, None)
+        assert (len(first.token_logprobs), second.token_logprobs) == (4, None)
 
     def test_logprobs_end_with_the_stop_string(self):
         result = jspec.generate(letters(), "a", temperature=0, max_tokens=12, stop="d", logprobs=1)
-        assert len(result.logprobs) == len(result.token_ids) == 3
+        assert len(result.logprobs) == len(result.token_logprobs) == len(result.token_ids) == 3
+
+    def test_a_request_that_is_aborted_before_its_first_token_has_none_of_them(self):
+        serving = letters().engine
+        with paused(serving):
+            serving.abort(serving.add("abc", SamplingParams(logprobs=1)))
+        (delta,) = serving.step()
+        assert (delta.result.token_logprobs.dtype, delta.result.token_logprobs.tolist()) == (np.float32, [])
 
     def test_processed_logprobs_are_of_the_sampling_distribution(self):
         table = np.log(np.tile(np.array([8, 4, 2, 1, *[1e-9] * (V - 4)], np.float32), (V, 1)))
-        config = dataclasses.replace(CONFIG, logprobs_mode="processed_logprobs")
+        config = dataclasses.replace(CONFIG, logprobs_mode=PROCESSED)
         serving = Engine(bigram(table), None, Decoding(lambda *_: NoDrafts(), "match"), config)
         serving.add([0], SamplingParams(top_k=3, logit_bias={0: -100}, logprobs=4, max_tokens=2, seed=0))
         (deltas,) = drained(serving).values()
         for found in deltas[-1].result.logprobs:
             assert {t: round(np.exp(found[t].logprob), 4) for t in (1, 2, 3)} == {1: 0.5714, 2: 0.2857, 3: 0.1429}
+
+    @pytest.mark.parametrize(("method", "K"), [("draft_model", 4), ("ngram", 3), (None, 0)])
+    def test_requests_of_one_batch_have_the_modes_that_they_ask_for(self, method, K):
+        serving, prompt, compilations = engine(method, K or 4), PROMPTS[1], set()
+        drawn, greedy = (
+            {"temperature": 0.7, "top_k": 3, "seed": 1},
+            {"temperature": 0, "top_k": 3, "logit_bias": {2: 9.0}},
+        )
+        for modes in ((RAW, PROCESSED, PROCESSED), (PROCESSED, RAW, RAW)):
+            params = [
+                SamplingParams(max_tokens=9, logprobs=4, logprobs_mode=mode, **options)
+                for mode, options in zip(modes, (drawn, drawn, greedy), strict=True)
+            ]
+            ended = completed(serving, params, [prompt] * 3)
+            assert ended[0].tokens == ended[1].tokens
+            for active, asked in zip(ended, params, strict=True):
+                expected = logprobs_by_definition(prompt, active.tokens, asked)
+                for row, found in zip(expected, serving.frontend.result(active).logprobs, strict=True):
+                    assert [one.logprob for one in found.values()] == pytest.approx(row[[*found]], abs=1e-4)
+            compilations.add(serving.num_compilations)
+        assert len(compilations) == 1
+
+    def test_the_sampling_distribution_is_made_for_requests_that_want_its_logprobs(self):
+        config = dataclasses.replace(CONFIG, logprobs_mode=PROCESSED)
+        for logprobs, mode, made in ((None, None, 0), (0, None, 1), (0, RAW, 0), (None, PROCESSED, 0)):
+            (request,) = requests_of([[1]], SamplingParams(logprobs=logprobs, logprobs_mode=mode, presence_penalty=1.0))
+            assert request_arrays(request, config, V).processed_logprobs == made
 
 
 class TestPromptLogprobs:

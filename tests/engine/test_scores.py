@@ -1,5 +1,6 @@
 """``LLM.score``: the log-probabilities of given completions are the bits that sampling gives them."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tiny import tiny_checkpoint
 
 import jspec
 from jspec import SamplingParams
+from jspec.config.engine import LOGPROBS_MODES
 from jspec.engine import scores
 from jspec.llm import LLM
 
@@ -21,7 +23,7 @@ LLAMA, HYBRID = "LlamaForCausalLM", "Qwen3_5ForCausalLM"
 DRAFTS = {"draft": "ngram", "num_draft_tokens": 3, "verify": "match", "draft_sampling": "coupled"}
 PROMPTS = [np.random.default_rng(i).integers(3, V, size=n).tolist() for i, n in enumerate((1, 9, 70, 100))]
 PROMPTS[1] = [5, 9, 2] * 3  # drafts are found in it
-RAW, PROCESSED = "raw_logprobs", "processed_logprobs"
+RAW, PROCESSED = LOGPROBS_MODES
 PARAMS = [
     SamplingParams(temperature=temperature, seed=seed, max_tokens=20, logprobs=0)
     for seed, temperature in enumerate((0.0, 1.0, 0.0, 1.0))
@@ -37,10 +39,10 @@ QUICK = [(LLAMA, False, RAW), (LLAMA, True, PROCESSED), (HYBRID, False, PROCESSE
 
 
 @functools.cache
-def loaded(folder: Path, drafts: bool, mode: str) -> LLM:
-    return jspec.load(
-        folder, max_batch=4, max_len=MAX_LEN, page_size=16, logprobs_mode=mode, **(DRAFTS if drafts else {})
-    )
+def loaded(folder: Path, drafts: bool | str, mode: str) -> LLM:
+    """``drafts`` are looked up, or made by the target itself."""
+    options = DRAFTS | ({} if drafts is True else {"draft": folder}) if drafts else {}
+    return jspec.load(folder, max_batch=4, max_len=MAX_LEN, page_size=16, logprobs_mode=mode, **options)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,56 @@ def test_processed_scores_are_of_the_distribution_that_tokens_are_drawn_from(fol
     assert np.isfinite(found).any()
 
 
+@pytest.mark.parametrize("drafts", [False, True, "the target"])
+def test_requests_of_both_modes_share_rounds(folders, drafts):
+    """Each has the bits that it has among requests of its own mode, and nothing is compiled for other modes."""
+    llm, places = loaded(folders[LLAMA], drafts, RAW), range(len(PROMPTS))
+    of_mode = {mode: [dataclasses.replace(one, logprobs_mode=mode) for one in PROCESSING] for mode in (RAW, PROCESSED)}
+    expected = {mode: [one.token_logprobs for one in llm.generate(PROMPTS, params)] for mode, params in of_mode.items()}
+    assert all((expected[RAW][i] != expected[PROCESSED][i]).any() for i in places)
+    compiled = []
+    for modes in ((PROCESSED, RAW, RAW, PROCESSED), (RAW, PROCESSED, PROCESSED, RAW)):
+        params = [of_mode[mode][i] for i, mode in enumerate(modes)]
+        numbers = [expected[mode][i] for i, mode in enumerate(modes)]
+        results = llm.generate(PROMPTS, params)
+        assert differing([one.token_logprobs for one in results], numbers) == 0
+        assert differing(llm.score(PROMPTS, [one.token_ids for one in results], sampling_params=params), numbers) == 0
+        compiled.append(llm.engine.num_compilations)
+    assert compiled[0] == compiled[1]
+
+
+def test_requests_without_a_mode_have_that_of_the_engine(folders):
+    by_engine, by_request = (loaded(folders[LLAMA], True, mode) for mode in (PROCESSED, RAW))
+    params = [dataclasses.replace(one, logprobs_mode=PROCESSED) for one in PROCESSING]
+    texts, expected = sampled(by_engine, PROCESSING)
+    assert differing([one.token_logprobs for one in by_request.generate(PROMPTS, params)], expected) == 0
+    assert differing(by_request.score(PROMPTS, texts, sampling_params=params), expected) == 0
+    raw = [dataclasses.replace(one, logprobs_mode=RAW) for one in PROCESSING]
+    assert differing(by_engine.score(PROMPTS, texts, sampling_params=raw), by_request.score(PROMPTS, texts)) == 0
+
+
+@pytest.mark.parametrize("name", [LLAMA, HYBRID])
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "top_k": 20}, {"top_p": 0.8}])
+def test_settings_by_name(folders, name, settings):
+    llm = loaded(folders[name], True, RAW)
+    results = llm.generate(PROMPTS, seed=3, logprobs=0, logprobs_mode=PROCESSED, max_tokens=12, **settings)
+    texts, expected = [one.token_ids for one in results], [one.token_logprobs for one in results]
+    found = llm.score(PROMPTS, texts, logprobs_mode=PROCESSED, **settings)
+    assert differing(found, expected) == 0
+    raw = llm.score(PROMPTS, texts, **settings)
+    assert differing(raw, llm.score(PROMPTS, texts, temperature=1.0)) == 0
+    assert any((one != other).any() for one, other in zip(found, raw, strict=True))
+
+
+def test_settings_that_are_not_given_are_the_default_ones(folders, monkeypatch):
+    llm, text = loaded(folders[LLAMA], False, RAW), [7, 7, 8]
+    settings = {"temperature": 0.5, "min_p": 0.01, "logprobs_mode": PROCESSED}
+    expected = llm.score(PROMPTS[1], text, **settings)
+    monkeypatch.setattr(llm.engine.frontend, "default_params", SamplingParams(**settings | {"min_p": 0.9}))
+    assert differing(llm.score(PROMPTS[1], text, min_p=0.01), expected) == 0
+    assert differing(llm.score(PROMPTS[1], text), expected) > 0
+
+
 def test_a_completion_that_is_read_as_a_prompt_is_detected(folders, monkeypatch):
     """The fault: recurrent states read it in chunks, and a round reads token by token."""
     llm = loaded(folders[HYBRID], True, RAW)
@@ -128,6 +180,9 @@ def test_texts_and_targets_of_which_nothing_is_known():
     assert ids.tolist() == text.tolist()
     kept = llm.score("xyabc", "de", sampling_params=SamplingParams(truncate_prompt_tokens=1))
     assert kept[0].tolist() == llm.score("c", "de")[0].tolist()
+    settings = {"temperature": 0.7, "top_k": 5, "logprobs_mode": PROCESSED}
+    result = llm.generate("abc", seed=3, max_tokens=6, logprobs=0, **settings)
+    assert llm.score("abc", result.token_ids, **settings)[0] == pytest.approx(result.token_logprobs, abs=1e-5)
 
 
 NO_FORM = {"structured_outputs": {"choice": ["a"]}}
@@ -162,3 +217,27 @@ def test_a_token_that_is_taken_out_is_named(folders):
     llm, params = loaded(folders[HYBRID], False, PROCESSED), SamplingParams(allowed_token_ids=[3, 4])
     with pytest.raises(ValueError, match="completion 0 has token 5 at place 1: expected one that may come there"):
         llm.score([[5]], [[3, 5, 4]], sampling_params=params)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        (
+            {"logprobs_mode": "raw"},
+            ValueError,
+            "logprobs_mode='raw': expected None or one of 'raw_logprobs', 'processed_",
+        ),
+        ({"temprature": 1.0}, TypeError, r"score\(\) has no argument 'temprature'; did you mean 'temperature'"),
+        (
+            {"sampling_params": SamplingParams(), "top_k": 3},
+            TypeError,
+            "top_k: give either params or its fields, not both",
+        ),
+        ({"logprobs_mode": PROCESSED, **NO_FORM}, ValueError, "completion 0: structured_outputs=.*: expected None"),
+    ],
+)
+def test_settings_that_are_refused(folders, options, error, said, monkeypatch):
+    llm = loaded(folders[LLAMA], False, RAW)
+    monkeypatch.setattr(llm.engine, "run", None)
+    with pytest.raises(error, match=said):
+        llm.score([[5]], [[1]], **options)

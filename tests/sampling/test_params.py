@@ -33,6 +33,7 @@ BAD = {
     "n": [0, -1, 1.5, "3", None, True, 1025],
     "logprobs": [-1, 21, 1.5, "3", True],
     "prompt_logprobs": [-1, 21, 1.5, "3", True],
+    "logprobs_mode": ["raw", "", 1, True],
     "detokenize": [1, 0, None, "yes"],
     "skip_special_tokens": [1, 0, None, "yes"],
     "include_stop_str_in_output": [1, 0, None, "yes"],

@@ -50,6 +50,8 @@ class RequestArrays:
       processors: what the request does to logits before that; None where no request does anything.
       replays: int32 ``[B]``, 1 if log-probabilities leave the request's constraint out (``Request.replays``); None where
         none do.
+      processed_logprobs: int32 ``[B]``, 1 if the request wants log-probabilities of the distribution that tokens are drawn
+        from, 0 if it wants those of the target's own, or none; None where no request wants the former.
 
     Example::
 
@@ -70,6 +72,7 @@ class RequestArrays:
     warp: Warp
     processors: Processors | None = None
     replays: jax.Array | None = None
+    processed_logprobs: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -166,9 +169,9 @@ def init_state(
 ) -> DecodeState:
     """An empty batch: every row is free and every page unwritten.
 
-    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors
-    and replay texts. With ``estimates``, rounds may verify some of their drafts only. ``width`` is the number of query
-    tokens of a row in a verify pass; None takes K + 1.
+    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors,
+    replay texts, and want processed log-probabilities. With ``estimates``, rounds may verify some of their drafts only.
+    ``width`` is the number of query tokens of a row in a verify pass; None takes K + 1.
     """
     B, S, M = num_rows or config.max_batch, config.max_len, config.pages_per_row
 
@@ -191,6 +194,7 @@ def init_state(
         ),
         processors=None if vocab_size is None else Processors.none(B, vocab_size),
         replays=None if vocab_size is None else every_row(0),
+        processed_logprobs=None if vocab_size is None else every_row(0),
     )
     stats = no_stats(B, drafter.num_draft_tokens) if estimates else None
     width = drafter.num_draft_tokens + 1 if width is None else width
@@ -278,11 +282,12 @@ def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> R
 
     Args:
       request: the request to admit.
-      config: its ``max_len`` bounds the text.
+      config: its ``max_len`` bounds the text, and its ``logprobs_mode`` is that of requests without one.
       vocab_size: V of the target.
     """
     params, length, S = request.params, len(request.prompt), config.max_len
     stop_tokens = [*request.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(request.stop_tokens))]
+    mode = None if params.logprobs is None else params.logprobs_mode or config.logprobs_mode
 
     def array(value, dtype) -> Any:
         return np.asarray(value, dtype)
@@ -303,6 +308,7 @@ def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> R
         ),
         processors=Processors.of(params, length, vocab_size, request.bad_words),
         replays=array(request.replays, np.int32),
+        processed_logprobs=array(mode == "processed_logprobs", np.int32),
     )
 
 

@@ -69,7 +69,7 @@ class DecodeStep:
         beyond the drafts are masked.
       noise: makes the noise of a round from the keys and lengths of its rows.
       expand_latents: whether prefill may up-project latents, as ``EngineConfig.expand_latents`` says.
-      logprobs_mode: which log-probabilities the logs have, as ``EngineConfig.logprobs_mode`` says; None for none.
+      logprobs: whether the logs have log-probabilities, each row's as ``RequestArrays.processed_logprobs`` says.
       budget: R, how many tokens the target reads in a round at most, of all rows together. It is B or more: each row's
         newest token is read. Of the drafts it reads those that are likeliest to be accepted, and the others count as if
         they had not been made (``engine.adaptive.draft_selection``). None for all.
@@ -88,7 +88,7 @@ class DecodeStep:
     width: int
     noise: Callable[..., RoundNoise] = RoundNoise
     expand_latents: bool = False
-    logprobs_mode: str | None = None
+    logprobs: bool = False
     budget: int | None = None
 
     def round(self, state: DecodeState) -> tuple[DecodeState, RoundLog]:
@@ -176,7 +176,7 @@ class DecodeStep:
             result = sharding.gather_results(result)
         features = next_features(state, features, self.drafter.num_draft_tokens)
         after, log = commit(dataclasses.replace(state, features=features), proposal, result)
-        if self.logprobs_mode is None:
+        if not self.logprobs:
             return after, log
         logprobs = self._logprobs(processing, rows.request, logits, drafts, local(log.tokens)).packed()
         return after, dataclasses.replace(log, logprobs=logprobs if sharding is None else sharding.all_rows(logprobs))
@@ -200,8 +200,7 @@ class DecodeStep:
         none = jnp.full(state.request.length.shape, -1, jnp.int32)  # of a row that took no part
         tokens = jnp.full((*none.shape, self.drafter.num_draft_tokens + 1), -1, jnp.int32)
         empty = RoundLog(tokens, jnp.zeros_like(none), none, none, none).packed()
-        wanted = self.logprobs_mode is not None
-        logprobs = jnp.zeros((most_rounds, *tokens.shape, PACKED), jnp.int32) if wanted else None
+        logprobs = jnp.zeros((most_rounds, *tokens.shape, PACKED), jnp.int32) if self.logprobs else None
 
         def unfinished(carry):
             i, state, _ = carry
@@ -303,16 +302,24 @@ class DecodeStep:
     def _logprobs(
         self, processing: Processing, request: RequestArrays, logits, proposal: Proposal, tokens
     ) -> TokenLogprobs:
-        """The log-probabilities of the emitted tokens, int32 ``[B, K + 1]``."""
-        logits = logits[:, : tokens.shape[1]]
-        if self.logprobs_mode == "raw_logprobs":
+        """The log-probabilities of the emitted tokens, int32 ``[B, K + 1]``, of each row in its own mode."""
+        logits, wanted = logits[:, : tokens.shape[1]], request.processed_logprobs
+        if wanted is None:
             return token_logprobs(as_float32(logits), tokens)
         if processing.grammar is not None and request.replays is not None:
             every = ~jnp.uint32(0)  # a given text is one of many, though only its tokens may come
             grammar = jnp.where(request.replays[:, None, None] > 0, every, processing.grammar)
             processing = dataclasses.replace(processing, grammar=grammar)
-        logits = processing.apply(as_float32(logits), proposal.tokens)
-        return token_logprobs(make_distribution(logits, request.warp)[0].log_probs, tokens)
+
+        def of_both_modes():
+            raw = as_float32(logits)
+            drawn_from, _ = make_distribution(processing.apply(raw, proposal.tokens), request.warp)
+            return jnp.where(wanted[:, None, None] > 0, drawn_from.log_probs, raw)
+
+        # A round makes the distributions if a row wants them. What follows is one computation in both cases, so that the
+        # numbers of a row have the same bits beside rows of the other mode.
+        of_each = jax.lax.cond(jnp.any(wanted > 0), of_both_modes, lambda: as_float32(logits))
+        return token_logprobs(of_each, tokens)
 
 
 class VerifyPass(NamedTuple):

@@ -159,7 +159,7 @@ class StepBuilder:
         return with_processors(put(batch, call.rows, rows), state.request.processors), logs
 
     def _processing(self, step: DecodeStep) -> DecodeStep:
-        return dataclasses.replace(step, logprobs_mode=self.config.logprobs_mode)
+        return dataclasses.replace(step, logprobs=True)
 
     def _rounds(self, step: DecodeStep, state: DecodeState, call: DecodeRows, K: int) -> tuple[DecodeState, CallLogs]:
         decode = step.decode_plainly if K == 0 < self.most else step.decode
