@@ -44,6 +44,7 @@ KNOWS = {
     "llm": FOUNDATION | {"engine", "models", "sampling", "text", "updates"},
     "api": FOUNDATION
     | {"checkpoints", "compilation_cache", "drafting", "engine", "llm", "loading", "sampling", "text", "updates"},
+    "integrations": FOUNDATION | {"llm", "sampling"},
     "commands": FOUNDATION | {"hub", "llm", "loading", "text"},
     "serving": FOUNDATION
     | {"commands.group_args", "commands.model_args", "commands.warming", "commands.xla_alarms"}

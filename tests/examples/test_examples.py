@@ -18,6 +18,7 @@ EXAMPLES = ROOT / "examples"
         ("batch_generation", [], "acceptance length"),
         ("reproduce_a_seed", [], "the same text in"),
         ("stream_and_serve", [], "4 requests"),
+        ("train_by_grpo", ["--steps", "3"], "the reward rose from"),
         ("train_and_export_a_head", ["--steps", "2"], "mlp: "),
         ("verify_a_conversion", [], "config.json: damaged"),
     ],

@@ -77,7 +77,7 @@ def fresh_texts(llm: Any) -> list:
 
 
 @pytest.mark.parametrize("llm", [None, "eagle3"], indirect=True)
-def test_stale_pages_would_be_seen(llm, monkeypatch):
+def test_stale_pages_are_detected(llm, monkeypatch):
     """Those of the target, and those of a drafter that alone is replaced."""
     texts(llm)
     monkeypatch.setattr(PagePool, "forget_prefixes", lambda self: None)
@@ -90,7 +90,7 @@ def test_stale_pages_would_be_seen(llm, monkeypatch):
     assert stale != fresh_texts(llm)
 
 
-def test_stale_snapshots_would_be_seen(tmp_path, monkeypatch):
+def test_stale_snapshots_are_detected(tmp_path, monkeypatch):
     """Those of recurrent states, of which prompts with the same first 64 tokens begin with one."""
     keys = {"architecture": "Qwen3_5ForCausalLM", "num_hidden_layers": 2}
     before, after = (smallest(tmp_path / str(seed), seed=seed, **keys) for seed in range(2))

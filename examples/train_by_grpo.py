@@ -1,0 +1,100 @@
+"""Train the shipped target by GRPO on one machine: jspec writes the answers, and its target gets new weights in place.
+
+    python examples/train_by_grpo.py                # two minutes on a CPU: prints the reward of each step
+    python examples/train_by_grpo.py --steps 40
+
+Every step samples several answers to each prompt, gives each of them a reward, and moves the weights towards the answers
+that got more than the others of their prompt (Shao et al., 2024). The log-probabilities of the law that tokens were drawn
+from come with the answers, so that nothing has to be computed twice. A draft head drafts meanwhile; however old it grows,
+the answers are exact samples of the newest weights. The reward is the number of lines in an answer that are not empty."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import jspec
+from jspec.models import causal_logits, flat_params
+
+MODELS = Path(jspec.__file__).parent / "demo_models"
+PROMPTS = "import os\n", "class Queue:\n", "def main(", "for name in names:\n"
+SAMPLES, TOKENS, CLIP = 8, 24, 0.2
+
+
+def log_probabilities(model: Any, tokens: jax.Array) -> jax.Array:
+    """Of each token behind the first, float32 ``[B, n - 1]``."""
+    logits = causal_logits(model, tokens).astype(jnp.float32)
+    return jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=-1)[..., 0]
+
+
+def train(steps: int = 20, learning_rate: float = 3e-4, seed: int = 0) -> list[float]:
+    """The mean reward of each step."""
+    sizes: dict[str, Any] = {"max_batch": len(PROMPTS) * SAMPLES, "max_len": 64, "dtype": "float32"}
+    llm = jspec.load(MODELS / "target", MODELS / "eagle3", num_draft_tokens=3, **sizes)
+    target: Any = llm.target
+    graph, weights = nnx.split(target)
+    weights = jax.tree.map(jnp.copy, weights)  # the engine's are written over
+    optimizer = optax.adam(learning_rate)
+    state = optimizer.init(weights)
+    params = jspec.SamplingParams(n=SAMPLES, max_tokens=TOKENS, logprobs=0, ignore_eos=True)
+
+    def loss(weights, tokens, old, advantages, is_new):
+        ratio = jnp.exp(log_probabilities(nnx.merge(graph, weights), tokens) - old)
+        gain = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantages)
+        return -(gain * is_new).sum() / is_new.sum()
+
+    @jax.jit
+    def step(weights, state, *batch):
+        updates, state = optimizer.update(jax.grad(loss)(weights, *batch), state)
+        return optax.apply_updates(weights, updates), state
+
+    rewards = []
+    for number in range(steps):
+        began = time.perf_counter()
+        groups: Any = llm.generate(PROMPTS, params, key=jax.random.key(seed + number))
+        answers = [one for group in groups for one in group]
+        earned = np.array([lines(one.text) for one in answers], np.float32).reshape(-1, SAMPLES)
+        advantages = (earned - earned.mean(1, keepdims=True)) / (earned.std(1, keepdims=True) + 1e-4)
+        batch = batch_of(answers, advantages.reshape(-1))
+        weights, state = jax.block_until_ready(step(weights, state, *batch))
+        done = llm.update_weights(flat_params(nnx.merge(graph, weights)), names="jspec")
+        rewards.append(float(earned.mean()))
+        accepted = np.mean([one.stats.mean_acceptance_length for one in answers])
+        took = f"{time.perf_counter() - began:5.1f} s, update {1e3 * done.seconds:.0f} ms"
+        bar = "#" * round(3 * rewards[-1])
+        print(
+            f"step {number:3}  reward {rewards[-1]:6.2f} {bar:<48}  accepted {accepted:.2f} a round  {took}", flush=True
+        )
+    return rewards
+
+
+def lines(text: str | None) -> int:
+    """The reward of an answer."""
+    return sum(bool(line.strip()) for line in (text or "").split("\n"))
+
+
+def batch_of(answers: list[Any], advantages: np.ndarray) -> tuple[jax.Array, ...]:
+    """Tokens int32 ``[B, n]``, and for each behind the first the sampler's log-probability, the advantage, and whether it is
+    of an answer, ``[B, n - 1]``."""
+    longest = max(len(one.prompt_token_ids) for one in answers) + TOKENS
+    tokens = np.zeros((len(answers), longest), np.int32)
+    old, is_new = np.zeros((2, len(answers), longest - 1), np.float32)
+    for row, one in enumerate(answers):
+        first, text = len(one.prompt_token_ids), [*one.prompt_token_ids, *one.token_ids]
+        tokens[row, : len(text)] = text
+        old[row, first - 1 : len(text) - 1] = one.token_logprobs
+        is_new[row, first - 1 : len(text) - 1] = 1
+    return tuple(map(jnp.asarray, (tokens, old, np.broadcast_to(advantages[:, None], old.shape), is_new)))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    first, *_, last = train(parser.parse_args().steps)
+    print(f"the reward {'rose' if last > first else 'did not rise'} from {first:.2f} to {last:.2f}")
