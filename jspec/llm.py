@@ -1,6 +1,5 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
-import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
@@ -32,11 +31,11 @@ from jspec.sampling.requested import params_of_each, requested
 from jspec.text.chat_template import conversation_prompts, prompt_tokens, split_options
 from jspec.text.detokenizer import Tokenizer
 from jspec.text.prompts import Prompt, as_list, checked_ids
-from jspec.updates.named import Names
-from jspec.updates.update import ModelWeights, Origin, WeightUpdate
+from jspec.updates.replaceable import ReplaceableWeights
+from jspec.updates.update import ModelWeights, Origin
 
 
-class LLM:
+class LLM(ReplaceableWeights):
     """A model to generate from, made by ``jspec.load``.
 
     Any thread may call it, and the requests of all of them are decoded together. An exception or Ctrl-C, at any point of
@@ -96,8 +95,7 @@ class LLM:
             reproducible=self.reproducible,
             default_params=default_sampling_params,
         )
-        module: Any = target  # of which a ``Decoder`` alone can be written anew
-        self._weights = ModelWeights(self.engine, module, draft_model, origin)
+        self._weights = ModelWeights(self.engine, target, draft_model, origin)
         merge, spread = self.engine.runner.batch.builder.merge_target, self.engine.runner.batch.sharding
 
         def forward(leaves, tokens):
@@ -241,60 +239,6 @@ class LLM:
             )
         every_params = params_of_each(params, len(every_prompt))
         return scores(self.engine, every_prompt, every_completion, every_params, keeps_states(self.target))
-
-    def update_weights(
-        self,
-        weights: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
-        *,
-        draft: Mapping[str, Any] | None = None,
-        version: int | str | None = None,
-        names: Names = "huggingface",
-        atomic: bool = False,
-    ) -> WeightUpdate:
-        """Generate with new weights from now on, written into the memory of those of before; no program of the engine is
-        compiled again. Requests that are under way end first, and others wait.
-
-        Cached pages and snapshots of texts, what was learned of the drafts' acceptance, and what ``logits`` computes with
-        are of the new weights, too. Every array keeps its dtype and its place on one or several devices. Weights in int8,
-        FP8 or int4 are rounded on the device, as ``jspec-convert`` does it on the host.
-
-        Example::
-
-            llm.update_weights({name: params[name] for name in params}, version=step)
-            print(llm.generate("def main(", seed=7).weights_versions)
-
-        Args:
-          weights: the target's, ``[out, in]`` as in checkpoints, in float32, bfloat16 or float16: JAX arrays, on the devices
-            of the model for speed, or NumPy's. A mapping has all of them and is looked at whole, so that nothing has changed
-            if an error is raised. Pairs of name and array are a stream: a parameter is written once all that fills it has
-            come, and until the last one came every call raises a RuntimeError that says ``weights incomplete``. None leaves
-            the target as it is.
-          draft: those of the draft model or draft head, a mapping. What a draft head has from its target stays so.
-          version: what ``Result.weights_versions`` says of texts from now on; None is the number of updates until now.
-          names: ``huggingface`` for the names of a checkpoint of this architecture, in any layout that ``load`` reads, or
-            ``jspec`` for those of parameters, as in converted folders.
-          atomic: whether all new weights are made beside those of before, which takes their memory twice, so that an error
-            of the device or a stream that ends early changes nothing either.
-
-        Raises:
-          ValueError: a weight is missing, unknown, of another shape or dtype or not finite, or the target's format is none
-            that weights are rounded to.
-          RuntimeError: another update is under way.
-        """
-        return self._weights.update(weights, draft, version, names, atomic)
-
-    def update_weights_from(self, folder: str | os.PathLike, *, version: int | str | None = None) -> WeightUpdate:
-        """``update_weights`` with the target's weights from a checkpoint folder, which are stored as those of the model
-        are. An error while they are read leaves the weights incomplete.
-
-        Raises:
-          ValueError: the folder holds another model, or stores its weights in another way.
-        """
-        return self._weights.load(folder, version)
-
-    def restore(self) -> WeightUpdate:
-        """Have the weights of target and draft again that the model was loaded with, from its folders."""
-        return self._weights.load(None, None)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options) -> Generator[Delta, None, None]:
         """Complete one prompt, and yield what is new after each call to the device.

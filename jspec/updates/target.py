@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jspec.engine.runner.device_batch import DeviceBatch
 from jspec.models.decoder import Decoder
 from jspec.models.params import Placed, named_leaves, place
 from jspec.models.sharding import shard_filler
@@ -24,19 +25,20 @@ class TargetWeights:
 
     Args:
       target: the module, whose arrays are replaced, too.
-      leaves: its arrays, as ``jspec.models.flatten.flatten`` gives them. Others may have this list, in which arrays are
-        replaced.
-
-    Raises:
-      ValueError: its weights are in a format that nothing rounds to.
+      batch: which has its arrays, in the order of ``jspec.models.flatten.flatten``.
     """
 
-    def __init__(self, target: Decoder, leaves: list[jax.Array]):
-        self._target, self.leaves, self._config = target, leaves, target.config
+    def __init__(self, target: Decoder, batch: DeviceBatch):
+        self._target, self._batch, self._config = target, batch, target.config
         self._shards = getattr(target, "shards", None)
         self._programs = Programs(target.config, self._shards)
         named, self._tree = named_leaves(nnx.split(target)[1])
         self._place = {name: i for i, (name, _) in enumerate(named)}
+
+    @property
+    def leaves(self) -> list[jax.Array]:
+        """The arrays."""
+        return self._batch.leaves[0]
 
     @property
     def num_compiled(self) -> int:

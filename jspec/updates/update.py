@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.tensors.params import stored_params
 from jspec.engine.engine import Engine
-from jspec.models.decoder import Decoder
+from jspec.models.protocols import Target
 from jspec.updates.draft import built_like, draft_of
 from jspec.updates.named import Names, require_array
 from jspec.updates.target import TargetWeights, Update, few
@@ -65,10 +66,15 @@ class ModelWeights:
       origin: the checkpoints of both; None if they were not loaded from any.
     """
 
-    def __init__(self, engine: Engine, target: Decoder, draft: Any, origin: Origin | None):
-        self._engine, self._module, self._draft, self._origin = engine, target, draft, origin
-        self.target = TargetWeights(target, engine.runner.batch.leaves[0])
+    def __init__(self, engine: Engine, target: Target, draft: Any, origin: Origin | None):
+        self._engine, self._draft, self._origin = engine, draft, origin
+        self._module: Any = target  # of which a ``Decoder`` alone can be written anew
         self._busy, self._count = threading.Lock(), 0
+
+    @functools.cached_property
+    def target(self) -> TargetWeights:
+        """The target's."""
+        return TargetWeights(self._module, self._engine.runner.batch)
 
     def update(
         self,
