@@ -9,7 +9,17 @@ from jspec.updates.update import ModelWeights, WeightUpdate
 
 
 class ReplaceableWeights:
-    """Methods of ``jspec.LLM`` that write new weights in the place of those of before. Any thread may call them."""
+    """Methods of ``jspec.LLM`` that write new weights in the place of those of before. Any thread may call them.
+
+    Example::
+
+        from jspec.models import flat_params
+
+        llm = jspec.load("path/to/target")
+        weights = {name: 1.01 * array for name, array in flat_params(llm.target).items()}
+        print(llm.update_weights(weights, names="jspec", version="a little more").seconds)
+        llm.restore()
+    """
 
     _weights: ModelWeights
 
@@ -28,11 +38,6 @@ class ReplaceableWeights:
         Cached pages and snapshots of texts, what was learned of the drafts' acceptance, and what ``logits`` computes with
         are of the new weights, too. Every array keeps its dtype and its place on one or several devices. Weights in int8,
         FP8 or int4 are rounded on the device, as ``jspec-convert`` does it on the host.
-
-        Example::
-
-            llm.update_weights({name: params[name] for name in params}, version=step)
-            print(llm.generate("def main(", seed=7).weights_versions)
 
         Args:
           weights: the target's, ``[out, in]`` as in checkpoints, in float32, bfloat16 or float16: JAX arrays, on the devices

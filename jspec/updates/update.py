@@ -28,6 +28,11 @@ _AT_ONCE = 2**28  # bytes of a stream that are looked at together
 class WeightUpdate:
     """What an update did.
 
+    Example::
+
+        done = jspec.load("path/to/target").restore()
+        print(f"{done.num_bytes / 1e9:.1f} GB in {done.seconds:.2f} s; version {done.version}")
+
     Attributes:
       version: of the weights that the model has now, as in ``Result.weights_versions``.
       seconds: how long it took, until the device had written all of them, without the wait for requests under way.
