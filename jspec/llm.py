@@ -13,6 +13,7 @@ from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
 from jspec.config.engine import FP8_CACHES
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
+from jspec.engine.beside_trainer import BesideTrainer
 from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
 from jspec.engine.forks import require_not_forked
@@ -33,11 +34,11 @@ from jspec.text.detokenizer import Tokenizer
 from jspec.text.prompts import Prompt, as_list, checked_ids
 
 
-class LLM:
+class LLM(BesideTrainer):
     """A model to generate from, made by ``jspec.load``.
 
     Any thread may call it, and the requests of all of them are decoded together. An exception or Ctrl-C, at any point of
-    any call, leaves it usable.
+    any call, leaves it usable. ``with jspec.load(...) as llm:`` closes it at the end.
 
     Attributes:
       target: the Flax module of the target.
@@ -114,7 +115,9 @@ class LLM:
             raise ValueError(f"token_ids has {len(tokens)} tokens: expected at most {longest}, the target's positions")
         padded = np.zeros((1, 1 << (len(tokens) - 1).bit_length()), np.int32)  # few shapes, few compilations
         padded[0, : len(tokens)] = tokens
-        return self._forward(self.engine.runner.batch.leaves[0], padded)[: len(tokens)]
+        leaves = self.engine.runner.batch.leaves[0]
+        self.engine.handle.require_usable()  # behind the line above: another thread may free them
+        return self._forward(leaves, padded)[: len(tokens)]
 
     def follow(self, when_serving: Callable[[], None] = lambda: None):
         """In every process but process 0: do what process 0 says, until it ends.

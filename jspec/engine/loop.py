@@ -142,6 +142,12 @@ class Loop:
         if self.controller is not None:  # what the old weights taught it says nothing of the new
             self.controller = Controller(self.controller.seconds)
 
+    def leave_device(self):
+        """Forget what the device has done and keeps. No request may be under way."""
+        self._dispatched.clear()
+        self.runner.split_rounds.forget()
+        self.scheduler.pages.forget_prefixes()
+
     def fail(self, error: BaseException, waiting: bool = False):
         """Fail every request that is under way, and those that wait if ``waiting``; then have a sound state, whatever was.
 
