@@ -16,13 +16,15 @@ from jspec.engine.pausing import CLOSED
 from jspec.engine.request import Request
 from jspec.engine.subscriber import Deliver, Failure, Subscriber, deliver
 from jspec.engine.thread import EngineThread
+from jspec.models.placement import named_devices
 
 
 class EngineHandle:
     """The engine's thread, for everybody else. It begins with the first caller, and anew after an exception has ended it.
 
-    It has JAX's settings of the thread that makes this. A caller whose settings differ is refused. Methods that reach the
-    thread raise what ``running`` raises, and a RuntimeError if the thread ends.
+    It has JAX's settings of the thread that makes this. A caller whose settings differ is refused, but for the default
+    device where devices were named (``placed_on``). Methods that reach the thread raise what ``running`` raises, and a
+    RuntimeError if the thread ends.
 
     Args:
       core: what the thread steps.
@@ -33,7 +35,9 @@ class EngineHandle:
         self._next_number = functools.partial(next, itertools.count())
         require_not_forked()
         remember_process()
-        self._settings = jax_settings.of_this_thread_alone()
+        self._devices, self._settings = named_devices(), jax_settings.of_this_thread_alone()
+        if self._devices is not None:
+            self._settings["default_device"] = self._devices[0]
         self._thread: EngineThread | None = None
         self._beginning = threading.Lock()
 
@@ -66,7 +70,10 @@ class EngineHandle:
         if thread is None or thread.ended:
             thread = self._begun()
         thread.require_other()
-        if (view := jax_settings.view()) != thread.view:  # it may have changed for all threads
+        view = jax_settings.view()
+        if self._devices is not None:  # of which callers need not know
+            view = jax_settings.with_default_device(view, self._devices[0])
+        if view != thread.view:  # it may have changed for all threads
             jax_settings.require_same(view, thread.call(jax_settings.view, always=always))
         return thread
 
