@@ -238,6 +238,7 @@ def test_closing_ends_everything(pool, monkeypatch):
     for call in calls.values():
         with pytest.raises(RuntimeError, match=r"the model is closed.*jspec\.load"):
             call()
+    assert llm.engine.num_compilations == 0  # executables have memory, too
     assert "LlamaForCausalLM" in repr(llm)
     assert not llm.is_sleeping
     llm.engine.metrics()
