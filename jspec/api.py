@@ -1,6 +1,7 @@
 """The front door: ``load`` a target with its drafter, ``generate`` from it."""
 
 from collections.abc import Generator, Iterable, Sequence
+from typing import Any
 
 import jax
 
@@ -14,6 +15,7 @@ from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable
 from jspec.engine.forks import require_not_forked
 from jspec.llm import LLM
+from jspec.loading.devices import on_devices
 from jspec.loading.modules import load_modules
 from jspec.loading.options import LoadOptions, Path
 from jspec.loading.pair import open_pair
@@ -50,6 +52,8 @@ def load(
     tensor_parallel: int = 1,
     draft_tensor_parallel: int = 1,
     expert_parallel: bool = False,
+    devices: Sequence[Any] | None = None,
+    mesh: jax.sharding.Mesh | None = None,
     gpu_memory_utilization: float = 0.9,
     compilation_cache: bool | Path = True,
     generation_config: str = "auto",
@@ -99,13 +103,16 @@ def load(
         None is False.
       costs: the seconds that rounds take, for ``num_draft_tokens="auto"`` and ``verify_budget="auto"``: a ``CostTable``, or
         the path of one as JSON. With None the engine measures them, in ``warmup`` or when the first prompts come.
-      tensor_parallel: over how many devices the target and its KV cache are split, from the first that JAX sees on
+      tensor_parallel: over how many devices the target and its KV cache are split, the first that JAX sees, or ``devices``
         (docs/guides/distributed.md). It divides the number of attention heads, and is a divisor or a multiple of that of
         KV heads.
       draft_tensor_parallel: over how many devices a draft model is split, 1 or ``tensor_parallel``. With 1 every device has
         all of it, as every device has all of a draft head.
       expert_parallel: whether each of these devices has some of a mixture's experts, and not a part of each. Experts in
         MXFP4 or with biases are dealt so in any case.
+      devices: a list of ``jax.Device`` on which target and draft live, ``tensor_parallel`` of them in the order of the
+        shards, all of this process: another model, or a trainer, may have the others. None takes the first that JAX sees.
+      mesh: the same as a mesh, of which only the devices in their order count.
       gpu_memory_utilization: the share of the GPU's free memory that jspec may use.
       compilation_cache: whether compiled programs are kept on disk for the next process, or the folder for them. True
         takes ``~/.cache/jspec/xla``, unless JAX has been told of another folder (docs/guides/compilation.md).
@@ -146,20 +153,21 @@ def load(
     )
     enable_compilation_cache(compilation_cache)
     pair = open_pair(target, draft, asked)
-    plan = make_plan(pair, asked)
-    target_module, draft_module, make_drafter = load_modules(plan)
-    return LLM(
-        target_module,
-        draft_module,
-        make_drafter,
-        method_of(plan.draft),
-        plan.tokenizer,
-        plan.speculation,
-        plan.engine,
-        plan.costs,
-        plan.default_params,
-        Origin(pair.target, pair.draft if isinstance(pair.draft, Checkpoint) else None),
-    )
+    with on_devices(devices, mesh, asked.tensor_parallel):
+        plan = make_plan(pair, asked)
+        target_module, draft_module, make_drafter = load_modules(plan)
+        return LLM(
+            target_module,
+            draft_module,
+            make_drafter,
+            method_of(plan.draft),
+            plan.tokenizer,
+            plan.speculation,
+            plan.engine,
+            plan.costs,
+            plan.default_params,
+            Origin(pair.target, pair.draft if isinstance(pair.draft, Checkpoint) else None),
+        )
 
 
 def generate(

@@ -13,6 +13,7 @@ from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
 from jspec.config.engine import FP8_CACHES
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
+from jspec.engine.beside_trainer import BesideTrainer
 from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
 from jspec.engine.forks import require_not_forked
@@ -35,11 +36,11 @@ from jspec.updates.replaceable import ReplaceableWeights
 from jspec.updates.update import ModelWeights, Origin
 
 
-class LLM(ReplaceableWeights):
+class LLM(BesideTrainer, ReplaceableWeights):
     """A model to generate from, made by ``jspec.load``.
 
     Any thread may call it, and the requests of all of them are decoded together. An exception or Ctrl-C, at any point of
-    any call, leaves it usable.
+    any call, leaves it usable. ``with jspec.load(...) as llm:`` closes it at the end.
 
     Attributes:
       target: the Flax module of the target.
@@ -119,7 +120,9 @@ class LLM(ReplaceableWeights):
         padded = np.zeros((1, 1 << (len(tokens) - 1).bit_length()), np.int32)  # few shapes, few compilations
         padded[0, : len(tokens)] = tokens
         self.engine.loop.require_weights()
-        return self._forward(self.engine.runner.batch.leaves[0], padded)[: len(tokens)]
+        leaves = self.engine.runner.batch.leaves[0]
+        self.engine.handle.require_usable()  # behind the line above: another thread may free them
+        return self._forward(leaves, padded)[: len(tokens)]
 
     def follow(self, when_serving: Callable[[], None] = lambda: None):
         """In every process but process 0: do what process 0 says, until it ends.

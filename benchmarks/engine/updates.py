@@ -57,7 +57,7 @@ def measure(weights: ModelWeights, config: ModelConfig, form: str, names: Any, d
     before, seconds, compiled = in_use(), [], []
     for _ in range(1 + REPEATS):
         began = time.perf_counter()
-        done = weights.update(given, None, None, names, False)
+        done = weights.update(given, None, None, names, False, True)
         seconds.append(time.perf_counter() - began)
         compiled.append(done.num_compilations)
     written = sum(leaf.nbytes for leaf in weights.target.leaves)

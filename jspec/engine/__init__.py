@@ -4,6 +4,8 @@ Where to look:
   engine.py       the engine's methods, for any thread
   handle.py       submits, waits and cancels for the threads of callers; subscriber.py: a caller's requests and output queue
   thread.py       the engine's own thread; mailbox.py: what others want of it; core.py: its turn
+  pausing.py      what keeps it from making steps; lifecycle.py: how callers pause it, let it sleep and close it;
+                  beside_trainer.py: the same as methods of a loaded model
   jax_settings.py the settings that it shares with callers
   forks.py        refuses processes that were forked from one with a model
   decoding.py     drafter, verification rule, and what may be chosen between calls

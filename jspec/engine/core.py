@@ -5,6 +5,7 @@ import weakref
 from jspec.engine.frontend import Frontend
 from jspec.engine.loop import Loop
 from jspec.engine.mailbox import Cancel, Mailbox, ThreadCall
+from jspec.engine.pausing import Pausing
 from jspec.engine.request import FAILED, LIVE, Progress, Request
 from jspec.engine.runner.recompilation_guard import CompilationError, CompilationGuard, CompilationWarning
 from jspec.engine.subscriber import Deliver, Failure, Output, Subscriber
@@ -17,6 +18,10 @@ class EngineCore:
       loop: makes the steps.
       frontend: makes deltas.
       guard: watches the steps.
+
+    Attributes:
+      loop: as given.
+      pausing: whether steps are made.
     """
 
     def __init__(self, loop: Loop, frontend: Frontend, guard: CompilationGuard):
@@ -27,6 +32,7 @@ class EngineCore:
         self._outputs: dict[Subscriber, list[Output]] = {}  # that are not in the subscribers' queues yet
         self._ended: list[tuple[Subscriber, int]] = []  # subscribers and the ids of their requests that end with these
         self._mailbox: Mailbox | None = None
+        self.pausing = Pausing(loop.scheduler)
         this = weakref.ref(self)  # the runner is a part of this
         loop.runner.batch.is_wanted = lambda: (core := this()) is None or core._is_wanted()
 
@@ -42,15 +48,17 @@ class EngineCore:
             elif not isinstance(command, str):
                 self._calls.append(command)
         self._make_calls()
-        self._submit_pending()
-        if self.loop.scheduler.unfinished:
+        if self.pausing.mode is None:
+            self._submit_pending()
+        if self.pausing.has_step:
             self._step()
             mailbox.error = None
         self._collect()
-        if not self.loop.scheduler.unfinished:
+        if not self.pausing.has_step:
             self.hand_out()
-        more = self.loop.scheduler.unfinished or bool(self._calls)
-        return more or any(subscriber.pending for subscriber in self._subscribers.values())
+        if self.pausing.has_step or self._calls:
+            return True
+        return self.pausing.mode is None and any(subscriber.pending for subscriber in self._subscribers.values())
 
     def begin_anew(self):
         """Have a sound loop again, after an exception has ended a thread anywhere in it."""
@@ -63,6 +71,18 @@ class EngineCore:
         for left in (self._subscribers, self._calls, self._outputs, self._ended):
             left.clear()
         return lost
+
+    def abort_all(self):
+        """End every request, whether it is under way or waits, and tell its subscriber."""
+        for subscriber in self._subscribers.values():
+            while subscriber.pending:
+                self._submit(subscriber, subscriber.pending.popleft(), self.loop.next_order())
+        scheduler = self.loop.scheduler
+        waiting = [active for _, active in scheduler.waiting]
+        scheduler.waiting.clear()  # at once: to look for each of them in the queue takes long
+        self.loop.abort([*scheduler.under_way, *waiting])
+        self._collect()
+        self.hand_out()
 
     def _take_arriving(self, mailbox: Mailbox):
         while mailbox.arriving:
@@ -102,11 +122,12 @@ class EngineCore:
     def _make_calls(self):
         """Call what is to be called now. Exceptions are those of who has asked."""
         for call in list(self._calls):
-            if call.idle and self.loop.scheduler.unfinished:
+            if call.idle and self.pausing.has_step:
                 continue
             self._calls.remove(call)
             self._calling = call
             try:
+                self.pausing.require_callable(call)
                 call.answer.put((None if call.left else call.function(), None))
             except BaseException as error:
                 call.answer.put((None, error))

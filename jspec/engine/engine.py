@@ -14,6 +14,7 @@ from jspec.engine.core import EngineCore
 from jspec.engine.decoding import Decoding
 from jspec.engine.frontend import Frontend, end_tokens
 from jspec.engine.handle import EngineHandle
+from jspec.engine.lifecycle import Lifecycle
 from jspec.engine.loop import Loop
 from jspec.engine.mailbox import Cancel
 from jspec.engine.metrics import Metrics
@@ -21,6 +22,7 @@ from jspec.engine.multihost.leader import require_leading
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.model_runner import ModelRunner
 from jspec.engine.runner.recompilation_guard import CompilationGuard
+from jspec.engine.runner.sleeping import Sleeper
 from jspec.engine.subscriber import Failure, Subscriber, deliver
 from jspec.models.protocols import Target
 from jspec.outputs import Delta
@@ -81,6 +83,7 @@ class Engine:
       scheduler: decides who enters which row with which pages.
       frontend: makes requests of prompts, and deltas and results of tokens.
       handle: how callers reach the engine's thread.
+      lifecycle: pauses the engine, lets it sleep, and closes it.
       guard: notices what is compiled after ``warmup``, and warns; ``guard.on_compile = "raise"`` makes it an error.
 
     Example::
@@ -124,7 +127,10 @@ class Engine:
             longest_text=runner.longest_text,
         )
         self.guard = CompilationGuard()
-        self.handle = EngineHandle(EngineCore(self.loop, self.frontend, self.guard))
+        core = EngineCore(self.loop, self.frontend, self.guard)
+        self.handle = EngineHandle(core)
+        sleeper = Sleeper(runner.batch, (target, draft_model))
+        self.lifecycle = Lifecycle(self.handle, self.loop, core.pausing, core.abort_all, sleeper)
         # The subscriber that ``add`` is called for.
         self._added = Subscriber(-1, queue.SimpleQueue(), deliver, streams=True, cancel=lambda: None)
 
@@ -271,6 +277,19 @@ class Engine:
         finally:
             ends.close()
 
+    def pause(self, mode: str = "wait"):
+        """As ``BesideTrainer.pause``."""
+        self.lifecycle.pause(mode)
+
+    def resume(self):
+        """As ``BesideTrainer.resume``."""
+        self.lifecycle.resume()
+
+    @property
+    def is_paused(self) -> bool:
+        """As ``BesideTrainer.is_paused``."""
+        return self.lifecycle.is_paused
+
     def warmup(self):
         """Compile and run all programs, and measure costs that are not known; no later call compiles anything.
 
@@ -281,11 +300,14 @@ class Engine:
         self.handle.running().call(self.loop.warmup, idle=True)
         self.guard.seal()
 
-    def between_requests(self, change: Callable[[], Any]) -> Any:
-        """Call a function in the engine's thread once all requests that are under way have ended; its result.
+    def between_requests(self, change: Callable[[], Any], wait: bool = True) -> Any:
+        """Call a function in the engine's thread once all requests that are under way have ended, or unless ``wait`` between
+        two steps; its result. Others wait meanwhile. It may change weights, and then has the loop ``forget_weights``.
 
-        Others wait meanwhile. It may change weights, and then has the loop ``forget_weights``."""
-        return self.handle.running().call(change, idle=True)
+        Raises:
+          RuntimeError: requests stand still after ``pause("keep")``, so that none of them ends.
+        """
+        return self.handle.running().call(change, idle=wait)
 
     def replace_draft(self, draft_model: Any):
         """Draft with a model of other weights from the next request on; nothing is compiled again.

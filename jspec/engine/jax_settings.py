@@ -31,6 +31,11 @@ def view() -> View:
     return tuple([getattr(config, name) for name in _ATTRIBUTES])
 
 
+def with_default_device(settings: View, device: Any) -> View:
+    """The settings with another default device."""
+    return tuple([device if name == "default_device" else value for name, value in zip(NAMES, settings, strict=True)])
+
+
 def of_this_thread_alone() -> dict[str, Any]:
     """The settings, by name, that this thread has otherwise than a thread that begins now."""
     views: list[View] = []

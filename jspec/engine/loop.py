@@ -145,8 +145,9 @@ class Loop:
         self.forget_weights()
 
     def forget_weights(self):
-        """Forget what was computed with weights that were replaced. No request may be under way."""
-        self._dispatched.clear()  # of requests that have ended
+        """Forget what was computed with weights that were replaced. Requests under way keep their own pages."""
+        while self._dispatched:
+            self._read(self._dispatched.popleft())
         self.scheduler.pages.forget_prefixes()
         if self.controller is not None:  # what the old weights taught it says nothing of the new
             self.controller = Controller(self.controller.seconds)
@@ -157,6 +158,12 @@ class Loop:
             raise RuntimeError(
                 f"weights incomplete: {self.incomplete}; call update_weights() with all of them, or restore()"
             )
+
+    def leave_device(self):
+        """Forget what the device has done and keeps. No request may be under way."""
+        self._dispatched.clear()
+        self.runner.split_rounds.forget()
+        self.scheduler.pages.forget_prefixes()
 
     def fail(self, error: BaseException, waiting: bool = False):
         """Fail every request that is under way, and those that wait if ``waiting``; then have a sound state, whatever was.

@@ -46,13 +46,15 @@ class ThreadCall:
 
     Attributes:
       function: what to call.
-      idle: whether only when no request waits or is under way.
+      idle: whether only when no request waits or is under way; in an engine that is paused, when none is under way.
+      always: whether also while the model is asleep.
       answer: gets its result and None, or None and what it raised.
       left: not empty when nobody waits for the answer any more.
     """
 
     function: Callable[[], Any]
     idle: bool
+    always: bool = False
     answer: "queue.SimpleQueue[tuple[Any, BaseException | None]]" = dataclasses.field(default_factory=queue.SimpleQueue)
     left: list[bool] = dataclasses.field(default_factory=list)
 

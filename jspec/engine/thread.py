@@ -33,7 +33,7 @@ class EngineThread:
       mailbox: what others want of it.
       view: JAX's settings as the thread had them when it last looked.
       ended: whether it serves nobody any more.
-      stopped: whether Python ends.
+      stopped: whether Python ends, or the model was closed.
     """
 
     def __init__(self, core: EngineCore, settings: dict[str, Any], replaces: "EngineThread | None"):
@@ -42,9 +42,10 @@ class EngineThread:
         self._settings, self._anew = settings, replaces is not None
         self.view: jax_settings.View | None = None
         self.ended = self.stopped = False
+        self._why = "Python is ending"
         self._thread = threading.Thread(target=self._run, name="jspec.engine", daemon=True)
         # It ends before JAX does, which was imported earlier: a thread that is in XLA then aborts the process.
-        atexit.register(self._stop)
+        atexit.register(self.stop)
         self._thread.start()
 
     def require_other(self):
@@ -69,19 +70,21 @@ class EngineThread:
         if self.ended:  # before it could see them, perhaps
             raise Failure(self._reason()).raised()
 
-    def call(self, function: Callable[[], Any], idle: bool = False) -> Any:
+    def call(self, function: Callable[[], Any], idle: bool = False, always: bool = False) -> Any:
         """Have the thread call a function, between two steps; its result.
 
         Args:
           function: what to call.
-          idle: wait until no request waits or is under way.
+          idle: wait until no request waits or is under way; in an engine that is paused, until none is under way.
+          always: call it also while the model is asleep.
 
         Raises:
-          RuntimeError: the thread has ended, or is the caller.
+          RuntimeError: the thread has ended, or is the caller; or the model is asleep, or is paused and keeps requests that
+            the call would wait for.
           Exception: what the function raised.
         """
         self.require_other()
-        call = ThreadCall(function, idle)
+        call = ThreadCall(function, idle, always)
         try:
             self.mailbox.post(call)
             result, error = self.wait_for(call.answer)
@@ -132,7 +135,7 @@ class EngineThread:
             subscriber.deliver([(subscriber, [failure])])
             for order in orders:
                 subscriber.unfinished.pop(order, None)
-        atexit.unregister(self._stop)
+        atexit.unregister(self.stop)
 
     def _serve(self, busy: bool) -> bool | None:
         """Obey commands, and make a step if there is anything to do; returns whether there is more to do, and None if the
@@ -149,11 +152,11 @@ class EngineThread:
         return core.serve(self.mailbox)
 
     def _reason(self) -> BaseException:
-        return self.mailbox.error or RuntimeError("Python is ending")
+        return self.mailbox.error or RuntimeError(self._why)
 
-    def _stop(self):
+    def stop(self, why: str = "Python is ending"):
         """Have the thread end, and wait for that."""
-        self.stopped = True
+        self.stopped, self._why = True, why
         self.mailbox.stop()
         if self._thread.is_alive():  # it may never have begun, or have been left behind by a fork
             self._thread.join()

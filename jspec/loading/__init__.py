@@ -1,6 +1,7 @@
 """From checkpoint folders to the modules of a target and a draft that are compatible.
 
 options.py           what a call of ``jspec.load`` asks for
+devices.py           the devices that a call of ``jspec.load`` names
 pair.py              opens target and draft
 plan.py              everything but the weights, read and checked: configs, settings, shards, pages, costs
 engine_config.py     the settings of an engine that a caller leaves open

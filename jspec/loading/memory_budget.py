@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 
-import jax
 import psutil
 
 from jspec.config import EngineConfig, ModelConfig, Shards
@@ -12,6 +11,7 @@ from jspec.config.heads import HeadConfig
 from jspec.engine.multihost.leader import fewest
 from jspec.engine.runner.shard_map import exchange_bytes
 from jspec.models.cache_pools import gathers_pages
+from jspec.models.placement import first_device
 
 GIB = 2**30
 CPU_CACHE = 4 * GIB  # for keys and values where there is no GPU
@@ -222,13 +222,13 @@ def _rounded_down(number: int) -> int:
 
 
 def on_gpu() -> bool:
-    """Whether the default device has memory of its own."""
-    return jax.devices()[0].platform != "cpu"
+    """Whether the first device has memory of its own."""
+    return first_device().platform != "cpu"
 
 
 def free_bytes() -> int:
-    """How many bytes of the default device's memory are free."""
-    stats = jax.devices()[0].memory_stats() if on_gpu() else None
+    """How many bytes of the first device's memory are free."""
+    stats = first_device().memory_stats() if on_gpu() else None
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return psutil.virtual_memory().available

@@ -19,6 +19,7 @@ quantization.py    weights of eight and of four bits
 w8a8.py            inputs of products in eight bits, of drafters and of targets
 sharding.py        modules over the devices of a mesh
 params.py          from a flat dict of params to a module, and back
+placement.py       the devices of a model that is being built, where they were named
 flatten.py         from a module to a list of arrays, and back
 causal.py          the forward pass over entire texts
 protocols.py       the protocols that engine, drafters and training expect of a model"""

@@ -14,6 +14,18 @@ def copied(module: nnx.Module) -> Any:
     return nnx.merge(*nnx.split(module))
 
 
+def without_arrays(model: Any) -> Any:
+    """A copy of a module, or of a pytree that acts as one, with shapes in place of its arrays."""
+
+    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    if not isinstance(model, nnx.Module):
+        return jax.tree.map(shape_of, model)
+    graph, state = nnx.split(model)
+    return nnx.merge(graph, jax.tree.map(shape_of, state))
+
+
 class FlatModule(NamedTuple):
     """The flat parameters of a model, and a function that rebuilds the model from them: call ``merge(leaves)`` inside a
     trace."""

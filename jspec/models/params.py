@@ -15,6 +15,7 @@ from flax import nnx
 from jspec.config import ModelConfig
 from jspec.config.heads import DraftConfig, HeadConfig
 from jspec.models.decoder import Decoder
+from jspec.models.placement import first_device, named_devices
 from jspec.quantization.formats import KINDS
 from jspec.registry import entry_of, resolve
 
@@ -84,7 +85,8 @@ def _build(config, params, dtype: str) -> Any:
     require_params(config, params, dtype)
     graph, state = nnx.split(_abstract(config, dtype))
     leaves, tree = named_leaves(state)
-    wanted = [Placed(name, [()], leaf.shape, leaf.dtype, [None]) for name, leaf in leaves]
+    devices = [first_device() if named_devices() else None]  # committed to it only if it was named
+    wanted = [Placed(name, [()], leaf.shape, leaf.dtype, devices) for name, leaf in leaves]
     return nnx.merge(graph, jax.tree.unflatten(tree, [array for [array] in place(params, wanted)]))
 
 

@@ -19,6 +19,7 @@ from jspec.config.param_specs import Axis
 from jspec.config.sharding import SHARDED, ParameterSharding
 from jspec.models.decoder import Decoder
 from jspec.models.params import DTYPES, Placed, abstract_params, build, named_leaves, place, require_params
+from jspec.models.placement import named_devices
 
 # XLA of jax 0.12 has a kernel of its own for small sums. It calls ``ncclGetPeerDevicePointer``, which NCCL has since 2.29,
 # while jax 0.12.0.1 asks for NCCL 2.27.7 or newer.
@@ -26,13 +27,14 @@ ONE_SHOT_OFF = "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"
 
 
 def mesh_of(count: int, axis: str) -> Mesh:
-    """A mesh of the first ``count`` devices along one axis; several GPUs have added up once.
+    """A mesh along one axis, of the first ``count`` devices, or of those that ``placed_on`` names; several GPUs have added
+    up once.
 
     Raises:
       ValueError: there are fewer devices.
       RuntimeError: the GPUs cannot add up.
     """
-    devices = jax.devices()
+    devices = named_devices() or jax.devices()
     if len(devices) < count:
         raise ValueError(
             f"tensor_parallel={count}: expected at most {len(devices)}, the number of devices that JAX sees"

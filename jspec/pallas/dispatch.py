@@ -33,10 +33,11 @@ def of_platform(*args, default: Callable, **functions: Callable):
 @contextlib.contextmanager
 def traced_for_backend() -> Iterator[None]:
     """What is traced meanwhile is lowered for JAX's default backend alone: no function of another platform is traced, which
-    would take as long as the ones that count. Where another default device is set, all are traced."""
-    client = jax.devices()[0].client
+    would take as long as the ones that count. Where a default device of another platform is set, all are traced."""
+    default, client = getattr(jax.config, "jax_default_device", None), jax.devices()[0].client
+    same = default is None or getattr(default, "client", None) is client
     known = "cpu" if client.platform == "cpu" else "cuda" if "cuda" in client.platform_version else None
-    with _PLATFORM(known if getattr(jax.config, "jax_default_device", None) is None else None):
+    with _PLATFORM(known if same else None):
         yield
 
 

@@ -25,6 +25,8 @@ LOAD_ARGUMENTS = (
     "tensor_parallel",
     "draft_tensor_parallel",
     "expert_parallel",
+    "devices",
+    "mesh",
     "gpu_memory_utilization",
     "compilation_cache",
     "generation_config",

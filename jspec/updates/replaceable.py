@@ -31,9 +31,10 @@ class ReplaceableWeights:
         version: int | str | None = None,
         names: Names = "huggingface",
         atomic: bool = False,
+        wait: bool = True,
     ) -> WeightUpdate:
         """Generate with new weights from now on, written into the memory of those of before; no program of the engine is
-        compiled again. Requests that are under way end first, and others wait.
+        compiled again.
 
         Cached pages and snapshots of texts, what was learned of the drafts' acceptance, and what ``logits`` computes with
         are of the new weights, too. Every array keeps its dtype and its place on one or several devices. Weights in int8,
@@ -52,12 +53,16 @@ class ReplaceableWeights:
           atomic: whether all new weights are made beside those of before, which takes their memory twice, so that an error
             of the device or a stream that ends early changes nothing either.
 
+          wait: whether requests that are under way end first. If not, they go on with the new weights and the keys and
+            values of the old ones; ``Result.weights_versions`` says from which token on. After ``pause("abort")`` there are
+            none, and after ``pause("keep")`` it has to be False. A stream that does not wait needs such a pause.
+
         Raises:
           ValueError: a weight is missing, unknown, of another shape or dtype or not finite, or the target's format is none
             that weights are rounded to.
           RuntimeError: another update is under way.
         """
-        return self._weights.update(weights, draft, version, names, atomic)
+        return self._weights.update(weights, draft, version, names, atomic, wait)
 
     def update_weights_from(self, folder: str | os.PathLike, *, version: int | str | None = None) -> WeightUpdate:
         """``update_weights`` with the target's weights from a checkpoint folder, which are stored as those of the model

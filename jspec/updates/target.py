@@ -10,7 +10,6 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jspec.engine.runner.device_batch import DeviceBatch
-from jspec.models.decoder import Decoder
 from jspec.models.params import Placed, named_leaves, place
 from jspec.models.sharding import shard_filler
 from jspec.updates.named import NamedArrays, Names, decoder_tensors
@@ -24,15 +23,16 @@ class TargetWeights:
     """The arrays of a target on their devices.
 
     Args:
-      target: the module, whose arrays are replaced, too.
+      target: a reference to the module, whose arrays are replaced, too; it may be gone.
       batch: which has its arrays, in the order of ``jspec.models.flatten.flatten``.
     """
 
-    def __init__(self, target: Decoder, batch: DeviceBatch):
-        self._target, self._batch, self._config = target, batch, target.config
-        self._shards = getattr(target, "shards", None)
-        self._programs = Programs(target.config, self._shards)
-        named, self._tree = named_leaves(nnx.split(target)[1])
+    def __init__(self, target: Callable[[], Any], batch: DeviceBatch):
+        module: Any = target()
+        self._target, self._batch, self.config = target, batch, module.config
+        self._shards = getattr(module, "shards", None)
+        self._programs = Programs(self.config, self._shards)
+        named, self._tree = named_leaves(nnx.split(module)[1])
         self._place = {name: i for i, (name, _) in enumerate(named)}
 
     @property
@@ -47,13 +47,13 @@ class TargetWeights:
 
     def require_rounding(self):
         """Raise a ValueError, which names a parameter, if one is in a format that nothing rounds to."""
-        experts = self._config.experts
+        experts = self.config.experts
         if experts is not None and experts.stored is not None:
             raise ValueError(
                 f"the experts of this target are in {experts.stored}, to which new weights are not rounded; load a copy in "
                 "bfloat16"
             )
-        for name, stored in self._config.stored_params().items():
+        for name, stored in self.config.stored_params().items():
             if stored.form.name not in ROUNDED:
                 raise ValueError(
                     f"parameter {name!r} of this target is in {stored.form.name}, to which new weights are not rounded: "
@@ -62,7 +62,7 @@ class TargetWeights:
 
     def named(self, given: Mapping[str, Any], names: Names) -> NamedArrays:
         """Arrays of a caller, and where they go."""
-        return NamedArrays(given, lambda tensors: decoder_tensors(self._config, names, tensors))
+        return NamedArrays(given, lambda tensors: decoder_tensors(self.config, names, tensors))
 
     def checked(self, given: Mapping[str, Any], names: Names) -> "Update":
         """All weights of a model, compared with it, with everything compiled that writes them. Nothing is written.
@@ -72,9 +72,9 @@ class TargetWeights:
         """
         named = self.named(given, names)
         if named.unknown:
-            raise ValueError(f"weights has {few(named.unknown)}: no place in {self._config.architecture} for these")
+            raise ValueError(f"weights has {few(named.unknown)}: no place in {self.config.architecture} for these")
         if named.missing:
-            raise ValueError(f"weights lacks {few(named.missing)}, which {self._config.architecture} needs")
+            raise ValueError(f"weights lacks {few(named.missing)}, which {self.config.architecture} needs")
         update = Update(self, named, list(named.tensors_of))
         update.require_finite()
         update.compile()
@@ -93,14 +93,15 @@ class TargetWeights:
         shards, names = self._shards, [name for name in self._place if name in params]
         kinds = {name: self._kind(name) for name in names}
         if shards is not None:
-            filled = shard_filler(self._config, params, dtype, shards)
+            filled = shard_filler(self.config, params, dtype, shards)
             made = (filled(name, kinds[name]) for name in names)
         else:
-            wanted = [Placed(name, [()], leaf.shape, leaf.dtype, [None]) for name, leaf in kinds.items()]
+            where = {name: list(leaf.sharding.device_set) for name, leaf in kinds.items()}
+            wanted = [Placed(name, [()], leaf.shape, leaf.dtype, where[name]) for name, leaf in kinds.items()]
             made = (array for [array] in place(params, wanted))
         for name in names:
             self.leaves[self._place[name]].delete()
-            self.leaves[self._place[name]] = next(made)
+            self._put(name, next(made))
             yield name
 
     def _kind(self, name: str) -> jax.ShapeDtypeStruct:
@@ -114,11 +115,19 @@ class TargetWeights:
     def replace(self, param: str, new: Sequence[jax.Array]):
         """Have other arrays for a parameter."""
         for name, array in zip(self._programs.names(param), new, strict=True):
-            self.leaves[self._place[name]] = array
+            self._put(name, array)
+
+    def _put(self, name: str, array: jax.Array):
+        old, drafts = self.leaves[self._place[name]], self._batch.leaves[1]
+        self.leaves[self._place[name]] = array
+        for i, leaf in enumerate(drafts):
+            if leaf is old:  # which a draft head borrows
+                drafts[i] = array
 
     def publish(self):
         """The module has the arrays that the list has by now."""
-        nnx.update(self._target, jax.tree.unflatten(self._tree, self.leaves))
+        if (module := self._target()) is not None:
+            nnx.update(module, jax.tree.unflatten(self._tree, self.leaves))
 
     def sent(self, named: NamedArrays, param: str) -> list[jax.Array]:
         """What a parameter is made of, on the devices of its arrays. Arrays that are there are not copied."""

@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.tensors.params import stored_params
 from jspec.engine.engine import Engine
+from jspec.models.flatten import without_arrays
 from jspec.models.protocols import Target
 from jspec.updates.draft import built_like, draft_of
 from jspec.updates.named import Names, require_array
@@ -72,14 +74,15 @@ class ModelWeights:
     """
 
     def __init__(self, engine: Engine, target: Target, draft: Any, origin: Origin | None):
-        self._engine, self._draft, self._origin = engine, draft, origin
-        self._module: Any = target  # of which a ``Decoder`` alone can be written anew
+        self._engine, self._origin = engine, origin
+        # References keep no memory of a device: a model may be closed, and a draft is the engine's alone.
+        self._target, self._draft = weakref.ref(target), without_arrays(draft)
         self._busy, self._count = threading.Lock(), 0
 
     @functools.cached_property
     def target(self) -> TargetWeights:
         """The target's."""
-        return TargetWeights(self._module, self._engine.runner.batch)
+        return TargetWeights(self._target, self._engine.runner.batch)
 
     def update(
         self,
@@ -88,11 +91,16 @@ class ModelWeights:
         version: int | str | None,
         names: Names,
         atomic: bool,
+        wait: bool,
     ) -> WeightUpdate:
         """As ``LLM.update_weights``."""
         require(names in get_args(Names), "names", names, f"one of {', '.join(get_args(Names))}")
         require(version is None or isinstance(version, int | str), "version", version, "an int, a str or None")
         require(weights is not None or draft is not None, "weights", weights, "weights, or draft=")
+        paused = wait or isinstance(weights, Mapping) or weights is None or self._engine.is_paused
+        require(
+            paused, "wait", wait, "True for a stream, or pause('keep') before it: nothing is served with a part of it"
+        )
         with self._alone():
             began, compiled = time.perf_counter(), self.target.num_compiled
             new_draft = None if draft is None else self._draft_of(draft, names)
@@ -105,7 +113,7 @@ class ModelWeights:
                 num_bytes += changes[0].num_bytes
             elif weights is not None:
                 self.target.require_rounding()
-                streamed = _Stream(self, names, atomic)
+                streamed = _Stream(self, names, atomic, wait)
                 num_bytes += streamed.read(weights)
                 changes = streamed.kept
 
@@ -117,7 +125,7 @@ class ModelWeights:
                 return copied, self.finish(version), time.perf_counter() - begin
 
             prepared = time.perf_counter() - began
-            copied, now, seconds = self._engine.between_requests(apply)
+            copied, now, seconds = self._engine.between_requests(apply, wait)
             return WeightUpdate(now, prepared + seconds, num_bytes, copied, self.target.num_compiled - compiled)
 
     def load(self, folder: str | os.PathLike | None, version: int | str | None) -> WeightUpdate:
@@ -132,7 +140,7 @@ class ModelWeights:
                 raise ValueError("restore() needs the folder that a model was loaded from, and this one was not")
             checkpoint = Checkpoint.open(folder) if folder is not None else self._origin.target  # pyright: ignore
             config, params = checkpoint.language_model(dtype)
-            own = stored_params(self._module.config, dtype)
+            own = stored_params(self.target.config, dtype)
             if (found := stored_params(config, dtype)) != own:
                 name = next(name for name in (*own, *found) if own.get(name) != found.get(name))
                 raise ValueError(
@@ -164,7 +172,7 @@ class ModelWeights:
 
     @property
     def _shards(self) -> Any:
-        return getattr(self._module, "shards", None)
+        return getattr(self._target(), "shards", None)
 
     def _draft_of(self, draft: Mapping[str, Any], names: Names) -> Any:
         checkpoint = self._origin and self._origin.draft
@@ -202,22 +210,22 @@ class ModelWeights:
         finally:
             self.target.publish()
 
-    def write_part(self, change: Update):
+    def write_part(self, change: Update, wait: bool):
         """Write some parameters of a stream, which leaves the weights incomplete."""
 
         def apply():
             self._engine.loop.incomplete = "a stream of new weights is under way, or ended early"
             self._publish(change.write())
 
-        self._engine.between_requests(apply)
+        self._engine.between_requests(apply, wait)
 
     def finish(self, version: int | str | None) -> int | str:
         """In the engine's thread: the weights are whole, and of a new version."""
         loop = self._engine.loop
         jax.block_until_ready(self.target.leaves)
+        loop.forget_weights()  # which reads the last tokens of the version before
         self._count += 1
         loop.weights_version = self._count if version is None else version
-        loop.forget_weights()
         loop.incomplete = None
         return loop.weights_version
 
@@ -229,8 +237,8 @@ class _Stream:
       kept: with ``atomic``, all that came: it is written in the end.
     """
 
-    def __init__(self, weights: ModelWeights, names: Names, atomic: bool):
-        self._weights, self._atomic = weights, atomic
+    def __init__(self, weights: ModelWeights, names: Names, atomic: bool, wait: bool):
+        self._weights, self._atomic, self._wait = weights, atomic, wait
         self._names: Names = names
         self._pending: dict[str, Any] = {}
         self._seen: set[str] = set()
@@ -271,7 +279,7 @@ class _Stream:
         change = Update(target, named, whole)
         change.require_finite()
         change.compile()
-        self._weights.write_part(change)
+        self._weights.write_part(change, self._wait)
         self._written.update(whole)
         done = {name for param in whole for name in named.needed(param)}
         self._pending = {name: array for name, array in self._pending.items() if name not in done}

@@ -53,7 +53,7 @@ def test_an_interrupt_while_the_thread_begins(warm):
 
     def forget_thread():
         """As if nobody had called before."""
-        handle.running()._stop()
+        handle.running().stop()
         handle._thread = None
 
     forget_thread()

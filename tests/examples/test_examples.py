@@ -52,6 +52,15 @@ def test_the_examples_of_the_page_on_serving_run_one_after_the_other(capsys):
     assert names["metrics"].pages_used == 0
 
 
+def test_the_examples_of_the_page_on_rollouts_run_one_after_the_other(capsys):
+    page = (ROOT / "docs/guides/rollouts.md").read_text()
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), names := {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:3] == ["True", "length", "the model is asleep: call wake_up()"]
+    assert printed[-1] == "length"
+    assert names["llm"].is_sleeping is False
+
+
 def test_the_examples_folder_of_clients_may_be_relative(tmp_path):
     """A stand-in for a client shows where it was looked for, and from where."""
     program = tmp_path / "clients" / "node_modules" / ".bin" / "qwen"

@@ -190,6 +190,55 @@ def test_requests_under_way_end_with_the_weights_that_they_began_with(llm):
     assert llm.generate(PROMPT, max_tokens=2).weights_versions == (("new", 0),)
 
 
+@pytest.mark.parametrize("as_stream", [False, True], ids=["a mapping", "a stream"])
+@pytest.mark.parametrize("llm", [None, "eagle3"], indirect=True)
+def test_kept_requests_go_on_with_other_weights(llm, as_stream):
+    """And say from which token on; none is lost, and pages of both laws are found by nobody."""
+    options = {"seed": 1, "max_tokens": 60, "ignore_eos": True}
+    alone, version = llm.generate(PROMPT, **options), llm.engine.loop.weights_version
+    new, deltas = weights_of(MODELS / "target", 1.25), llm.stream(PROMPT, **options)
+    begun = next(deltas)
+    llm.pause("keep")
+    with pytest.raises(RuntimeError, match="stand still"):
+        llm.update_weights(new)
+    llm.update_weights(new.items() if as_stream else new, version="new", wait=False)
+    llm.resume()
+    *_, last = deltas
+    (first, start), (second, behind) = last.result.weights_versions
+    assert (first, start, second) == (version, 0, "new")
+    assert len(begun.token_ids) <= behind < 60
+    assert last.result.token_ids[:behind] == alone.token_ids[:behind]
+    assert last.result.token_ids != alone.token_ids
+    assert alone.reproducible
+    assert not last.result.reproducible
+    after = texts(llm)
+    assert after == fresh_texts(llm)
+
+
+def test_aborted_requests_leave_the_engine_to_the_update(llm):
+    deltas = llm.stream(PROMPT, seed=1, max_tokens=90, ignore_eos=True)
+    next(deltas)
+    llm.pause("abort")
+    llm.update_weights(weights_of(MODELS / "target", 1.25))
+    llm.resume()
+    *_, last = deltas
+    assert last.result.finish_reason == "abort"
+    assert len(last.result.weights_versions) == 1
+
+
+def test_weights_that_were_dropped_have_to_come_anew(llm):
+    before, new = texts(llm), weights_of(MODELS / "target", 1.25)
+    llm.update_weights(new)
+    after = texts(llm)
+    for comes in (llm.restore, lambda: llm.update_weights(new)):
+        llm.sleep(level=2)
+        llm.wake_up()
+        with pytest.raises(RuntimeError, match=r"weights incomplete: sleep\(level=2\) dropped them"):
+            texts(llm)
+        comes()
+        assert texts(llm) == (before if comes == llm.restore else after)
+
+
 def test_one_update_at_a_time(llm):
     before, new = texts(llm), weights_of(MODELS / "target", 1.25)
 
@@ -270,6 +319,7 @@ def test_a_draft_is_refused_whole(llm):
         ({}, ValueError, "weights=None: expected weights, or draft="),
         ({"weights": {}, "names": "torch"}, ValueError, "names='torch': expected one of huggingface, jspec"),
         ({"weights": {}, "version": 1.5}, ValueError, "version=1.5"),
+        ({"weights": [], "wait": False}, ValueError, r"wait=False: expected True for a stream, or pause\('keep'\)"),
         ({"weights": {"model.norm.weight": [1.0]}}, TypeError, r"weights\['model.norm.weight'\] is list"),
         ({"weights": [("model.norm.weight", [1.0])]}, TypeError, r"weights\['model.norm.weight'\] is list"),
     ],

@@ -18,6 +18,7 @@ step_io.py               inputs of programs: chunks to prefill, rows to decode
 host_packing.py          packs small arrays into one
 split_rounds.py          rounds in two programs, between which the host asks the grammars of requests
 swap.py                  preempted requests in host memory
+sleeping.py              weights and state that leave the device for a while
 shard_map.py             programs over several devices (``jax.shard_map``)
 follower.py              replays what the process sends that leads others
 recompilation_guard.py   reports compilations after warm-up

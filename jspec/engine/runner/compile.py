@@ -106,6 +106,10 @@ class Program:
             self._compiled = self.cache.read(file, self.name, args)
         return self._compiled is not None
 
+    def unload(self):
+        """Let go of the executable, which has memory on the device."""
+        self._compiled = None
+
     def __call__(self, *args) -> Any:
         """Send it to the device; returns at once with arrays that are still being computed.
 

@@ -75,6 +75,13 @@ class DeviceBatch:
             self.workspace = self.workspace.renewed()
         self.state = self._empty_state()
 
+    def drop_state(self):
+        """Free the device memory of the state, until ``reset_state``."""
+        for leaf in jax.tree.leaves(self.__dict__.pop("state", None)):
+            leaf.delete()
+        if self.workspace is not None:
+            self.workspace = dataclasses.replace(self.workspace, memory=None)
+
     def _empty_state(self) -> DecodeState:
         exchange = None if self.workspace is None else self.workspace.exchange()
         return dataclasses.replace(self.builder.empty_state(self.leaves), exchange=exchange)

@@ -62,6 +62,7 @@ class Scheduler:
       requirements: how many slots and pages requests need.
       prefill_queue: the next chunk of each prompt, and prefix-cache hits.
       num_preemptions: how many requests have been preempted so far.
+      admits: whether waiting requests are admitted, as they are unless the engine is paused.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Scheduler:
             pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead, snapshots)
         self.pages, self.prefill_queue = pages, PrefillQueue(config, pages)
         self.requirements = PageRequirements(config, num_draft_tokens, pages, slots_beyond, states)
-        self.num_preemptions = 0
+        self.num_preemptions, self.admits = 0, True
         self.waiting: list[tuple[tuple[int, int, int], ActiveRequest]] = []
         self._turns = Turns()
         self.clear()
@@ -168,7 +169,7 @@ class Scheduler:
         short = self._grow(rounds, schedule)
         if self.num_preemptions == preempted_before and not short:  # else pages are for requests that decode
             self._swap_in(rounds, schedule)
-            if not self.swapped:
+            if not self.swapped and self.admits:
                 self._admit()
         self._choose_prefill(schedule)
         if self._calls_now(schedule):
@@ -182,7 +183,7 @@ class Scheduler:
             schedule.rounds = min(rounds, 1) if begins or schedule.drafting or schedule.verifying else rounds
         for active in schedule.decoding:
             active.unread_rounds += schedule.rounds
-        if self.waiting and not self.under_way:
+        if self.waiting and self.admits and not self.under_way:
             raise RuntimeError(
                 f"{len(self.waiting)} requests wait, none is under way and none can be admitted; "
                 f"{self.pages.available} pages are available"
