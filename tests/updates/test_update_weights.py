@@ -319,7 +319,7 @@ def test_a_draft_is_refused_whole(llm):
         ({}, ValueError, "weights=None: expected weights, or draft="),
         ({"weights": {}, "names": "torch"}, ValueError, "names='torch': expected one of huggingface, jspec"),
         ({"weights": {}, "version": 1.5}, ValueError, "version=1.5"),
-        ({"weights": [], "wait": False}, ValueError, r"wait=False: expected True for a stream, or pause\('keep'\)"),
+        ({"weights": [], "wait": False}, ValueError, r"wait=False: expected True, or pause\('keep'\) before it"),
         ({"weights": {"model.norm.weight": [1.0]}}, TypeError, r"weights\['model.norm.weight'\] is list"),
         ({"weights": [("model.norm.weight", [1.0])]}, TypeError, r"weights\['model.norm.weight'\] is list"),
     ],
