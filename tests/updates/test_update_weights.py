@@ -215,6 +215,27 @@ def test_kept_requests_go_on_with_other_weights(llm, as_stream):
     assert after == fresh_texts(llm)
 
 
+@pytest.mark.parametrize("llm", ["eagle3"], indirect=True)
+def test_a_drafter_that_grows_old_is_seen(llm):
+    """Drafts are counted by the weights that they were verified with, of the newest versions."""
+    metrics = llm.engine.metrics
+    llm.update_weights(weights_of(MODELS / "target"), version="as it was")
+    texts(llm)
+    llm.update_weights(weights_of(MODELS / "target", 1.25), version="changed")
+    before = metrics()
+    texts(llm)
+    counts = metrics().drafts_by_version
+    drafted, accepted = counts["changed"]
+    assert drafted == metrics().num_draft_tokens - before.num_draft_tokens
+    assert accepted == metrics().num_accepted_tokens - before.num_accepted_tokens
+    assert accepted / drafted < counts["as it was"][1] / counts["as it was"][0]
+    for version in range(20):
+        llm.engine.loop.weights_version = f"next {version}"
+        llm.generate("x", max_tokens=4, ignore_eos=True)
+    assert list(metrics().drafts_by_version)[-1] == "next 19"
+    assert len(metrics().drafts_by_version) == 16
+
+
 def test_aborted_requests_leave_the_engine_to_the_update(llm):
     deltas = llm.stream(PROMPT, seed=1, max_tokens=90, ignore_eos=True)
     next(deltas)
