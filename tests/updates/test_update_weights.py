@@ -15,6 +15,7 @@ from tiny import smallest
 
 import jspec
 from jspec.engine.scheduler.page_pool import PagePool
+from jspec.models import flat_params
 
 generate: Any = jspec.generate
 MODELS = Path(jspec.__file__).parent / "demo_models"
@@ -108,6 +109,16 @@ def test_stale_snapshots_are_detected(tmp_path, monkeypatch):
     assert fresh.num_cached_tokens == 0 < stale.num_cached_tokens
     assert fresh.token_ids == generate(after, [prompt], temperature=0, max_tokens=8, dtype="float32")[0].token_ids
     assert llm.score([prompt], [fresh.token_ids])[0].tolist() != llm.score([prompt], [stale.token_ids])[0].tolist()
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["in place", "atomic"])
+def test_a_model_may_be_given_its_own_weights(llm, atomic):
+    """Arrays that are written over, and others with the same memory."""
+    before = texts(llm)
+    llm.update_weights(flat_params(llm.target), names="jspec", atomic=atomic)
+    same = {name: jax.device_put(x, x.sharding) for name, x in flat_params(llm.target).items()}
+    llm.update_weights(same, names="jspec", atomic=atomic)
+    assert texts(llm) == before
 
 
 def broken(change: str, new: dict) -> tuple[dict, str]:
