@@ -25,6 +25,9 @@ LAST_TOKEN_BOUNDS = (
 )
 
 
+_VERSIONS = 16  # of the weights, the newest of which are counted apart
+
+
 @dataclasses.dataclass(frozen=True)
 class Histogram:
     """How often a duration fell into each bucket.
@@ -72,6 +75,8 @@ class Metrics:
       num_draft_tokens: drafts that were verified so far.
       num_accepted_tokens: drafts that were accepted so far.
       num_accepted_tokens_per_position: how many drafts were accepted so far at each place of a round, K entries.
+      drafts_by_version: for each of the newest versions of the weights, as text (``LLM.update_weights``), how many drafts
+        were verified and how many accepted: what shows that a drafter has grown old.
       pages_used: pages that requests hold.
       pages_cached: pages of the prefix cache without a holder.
       pages_swapped: pages in host memory.
@@ -105,6 +110,7 @@ class Metrics:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_position: tuple[int, ...]
+    drafts_by_version: dict[str, tuple[int, int]]
     pages_used: int
     pages_cached: int
     pages_swapped: int
@@ -134,6 +140,7 @@ class Meter:
         self._prompts = self._drafting = 0
         self._accepted = [0] * num_draft_tokens
         self._reasons = dict.fromkeys(FINISH_REASONS.values(), 0)
+        self._by_version: dict[str, list[int]] = {}  # drafts and accepted ones
         self._counted: dict[int, int] = {}  # order of a request under way -> how many of its rounds are counted
 
     def admitted(self, active: ActiveRequest):
@@ -159,6 +166,9 @@ class Meter:
         self._tokens += new
         counted = self._counted.get(active.order, 0)
         for i in range(counted, len(active.accepted)):
+            of_version = self._of_version(active)
+            of_version[0] += active.drafted[i]
+            of_version[1] += active.accepted[i]
             self._rounds += 1
             self._drafting += active.drafted[i] > 0
             self._drafted += active.drafted[i]
@@ -171,6 +181,15 @@ class Meter:
             if active.outcome in (STOPPED, FULL):
                 self._last.add(now - times.arrived)
             self._counted.pop(active.order, None)
+
+    def _of_version(self, active: ActiveRequest) -> list[int]:
+        """The counts of drafts of the weights that a request's newest tokens are of."""
+        version = str(active.versions[-1][0]) if active.versions else ""
+        if version not in self._by_version:
+            if len(self._by_version) == _VERSIONS:
+                del self._by_version[next(iter(self._by_version))]  # the oldest
+            self._by_version[version] = [0, 0]
+        return self._by_version[version]
 
     def metrics(self, scheduler: "Scheduler", num_compilations: int) -> Metrics:
         """The metrics now."""
@@ -193,6 +212,7 @@ class Meter:
             num_draft_tokens=self._drafted,
             num_accepted_tokens=sum(self._accepted),
             num_accepted_tokens_per_position=tuple(self._accepted),
+            drafts_by_version={name: (n, k) for name, (n, k) in self._by_version.items() if n},
             pages_used=pages.used,
             pages_cached=pages.cached,
             pages_swapped=scheduler.pages_swapped,

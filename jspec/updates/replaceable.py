@@ -64,15 +64,18 @@ class ReplaceableWeights:
         """
         return self._weights.update(weights, draft, version, names, atomic, wait)
 
-    def update_weights_from(self, folder: str | os.PathLike, *, version: int | str | None = None) -> WeightUpdate:
+    def update_weights_from(
+        self, folder: str | os.PathLike, *, version: int | str | None = None, wait: bool = True
+    ) -> WeightUpdate:
         """``update_weights`` with the target's weights from a checkpoint folder, which are stored as those of the model
-        are. An error while they are read leaves the weights incomplete.
+        are. An error while they are read leaves the weights incomplete. With ``wait=False``, as for ``update_weights``, the
+        engine has to be paused.
 
         Raises:
           ValueError: the folder holds another model, or stores its weights in another way.
         """
-        return self._weights.load(folder, version)
+        return self._weights.load(folder, version, wait)
 
     def restore(self) -> WeightUpdate:
         """Have the weights of target and draft again that the model was loaded with, from its folders."""
-        return self._weights.load(None, None)
+        return self._weights.load(None, None, True)

@@ -134,9 +134,9 @@ class TargetWeights:
         place: Any = self.old(param)[0].sharding
         if isinstance(place, NamedSharding):
             place = NamedSharding(place.mesh, PartitionSpec())
-        own = {id(leaf) for leaf in self.leaves}
-        given = [named.arrays[name] for name in named.needed(param)]
-        return [x.copy() if id(x) in own else x for x in (jax.device_put(x, place) for x in given)]
+        own = set(map(_memory, self.old(param)))
+        given = [jax.device_put(named.arrays[name], place) for name in named.needed(param)]
+        return [x.copy() if _memory(x) in own else x for x in given]  # which is about to be written over
 
     def writer(self, named: NamedArrays, param: str, given: Sequence[jax.Array], keep: bool) -> Callable:
         """The compiled function that writes a parameter; see ``Programs.writer``."""
@@ -193,6 +193,11 @@ class Update:
         for param in self.params:
             given, old = self.weights.sent(self.named, param), self.weights.old(param)
             yield param, self.weights.writer(self.named, param, given, keep)(old, given)
+
+
+def _memory(array: jax.Array) -> int:
+    """Where the first of an array's shards begins on its device."""
+    return array.addressable_shards[0].data.unsafe_buffer_pointer()
 
 
 def few(names: Iterable[str]) -> str:

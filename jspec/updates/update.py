@@ -97,10 +97,8 @@ class ModelWeights:
         require(names in get_args(Names), "names", names, f"one of {', '.join(get_args(Names))}")
         require(version is None or isinstance(version, int | str), "version", version, "an int, a str or None")
         require(weights is not None or draft is not None, "weights", weights, "weights, or draft=")
-        paused = wait or isinstance(weights, Mapping) or weights is None or self._engine.is_paused
-        require(
-            paused, "wait", wait, "True for a stream, or pause('keep') before it: nothing is served with a part of it"
-        )
+        if weights is not None and not isinstance(weights, Mapping):
+            self._require_pause(wait)
         with self._alone():
             began, compiled = time.perf_counter(), self.target.num_compiled
             new_draft = None if draft is None else self._draft_of(draft, names)
@@ -128,12 +126,13 @@ class ModelWeights:
             copied, now, seconds = self._engine.between_requests(apply, wait)
             return WeightUpdate(now, prepared + seconds, num_bytes, copied, self.target.num_compiled - compiled)
 
-    def load(self, folder: str | os.PathLike | None, version: int | str | None) -> WeightUpdate:
+    def load(self, folder: str | os.PathLike | None, version: int | str | None, wait: bool) -> WeightUpdate:
         """As ``LLM.update_weights_from``; None is the folder that the model was loaded from, whose draft is read, too.
 
         Raises:
           ValueError: the folder holds another model, or its weights are stored in another way.
         """
+        self._require_pause(wait)
         with self._alone():
             began, dtype = time.perf_counter(), self._engine.config.dtype
             if folder is None and self._origin is None:
@@ -161,9 +160,14 @@ class ModelWeights:
                     loop.replace_draft(draft)
                 return self.finish(version)
 
-            now = self._engine.between_requests(apply)
+            now = self._engine.between_requests(apply, wait)
             num_bytes = sum(array.nbytes for array in self.target.leaves)
             return WeightUpdate(now, time.perf_counter() - began, num_bytes, 0, 0)
+
+    def _require_pause(self, wait: bool):
+        """Refuse not to ``wait`` for requests that would be served with a part of new weights."""
+        told = "True, or pause('keep') before it, for a stream or a folder: nothing is served with a part of it"
+        require(wait or self._engine.is_paused, "wait", wait, told)
 
     def _own_params(self, checkpoint: Checkpoint, dtype: str) -> Any:
         """The params of the draft's checkpoint that its module has, without those that it borrows."""

@@ -15,6 +15,7 @@ from tiny import smallest
 
 import jspec
 from jspec.engine.scheduler.page_pool import PagePool
+from jspec.models import flat_params
 
 generate: Any = jspec.generate
 MODELS = Path(jspec.__file__).parent / "demo_models"
@@ -108,6 +109,16 @@ def test_stale_snapshots_are_detected(tmp_path, monkeypatch):
     assert fresh.num_cached_tokens == 0 < stale.num_cached_tokens
     assert fresh.token_ids == generate(after, [prompt], temperature=0, max_tokens=8, dtype="float32")[0].token_ids
     assert llm.score([prompt], [fresh.token_ids])[0].tolist() != llm.score([prompt], [stale.token_ids])[0].tolist()
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["in place", "atomic"])
+def test_a_model_may_be_given_its_own_weights(llm, atomic):
+    """Arrays that are written over, and others with the same memory."""
+    before = texts(llm)
+    llm.update_weights(flat_params(llm.target), names="jspec", atomic=atomic)
+    same = {name: jax.device_put(x, x.sharding) for name, x in flat_params(llm.target).items()}
+    llm.update_weights(same, names="jspec", atomic=atomic)
+    assert texts(llm) == before
 
 
 def broken(change: str, new: dict) -> tuple[dict, str]:
@@ -215,6 +226,27 @@ def test_kept_requests_go_on_with_other_weights(llm, as_stream):
     assert after == fresh_texts(llm)
 
 
+@pytest.mark.parametrize("llm", ["eagle3"], indirect=True)
+def test_a_drafter_that_grows_old_is_seen(llm):
+    """Drafts are counted by the weights that they were verified with, of the newest versions."""
+    metrics = llm.engine.metrics
+    llm.update_weights(weights_of(MODELS / "target"), version="as it was")
+    texts(llm)
+    llm.update_weights(weights_of(MODELS / "target", 1.25), version="changed")
+    before = metrics()
+    texts(llm)
+    counts = metrics().drafts_by_version
+    drafted, accepted = counts["changed"]
+    assert drafted == metrics().num_draft_tokens - before.num_draft_tokens
+    assert accepted == metrics().num_accepted_tokens - before.num_accepted_tokens
+    assert accepted / drafted < counts["as it was"][1] / counts["as it was"][0]
+    for version in range(20):
+        llm.engine.loop.weights_version = f"next {version}"
+        llm.generate("x", max_tokens=4, ignore_eos=True)
+    assert list(metrics().drafts_by_version)[-1] == "next 19"
+    assert len(metrics().drafts_by_version) == 16
+
+
 def test_aborted_requests_leave_the_engine_to_the_update(llm):
     deltas = llm.stream(PROMPT, seed=1, max_tokens=90, ignore_eos=True)
     next(deltas)
@@ -319,7 +351,7 @@ def test_a_draft_is_refused_whole(llm):
         ({}, ValueError, "weights=None: expected weights, or draft="),
         ({"weights": {}, "names": "torch"}, ValueError, "names='torch': expected one of huggingface, jspec"),
         ({"weights": {}, "version": 1.5}, ValueError, "version=1.5"),
-        ({"weights": [], "wait": False}, ValueError, r"wait=False: expected True for a stream, or pause\('keep'\)"),
+        ({"weights": [], "wait": False}, ValueError, r"wait=False: expected True, or pause\('keep'\) before it"),
         ({"weights": {"model.norm.weight": [1.0]}}, TypeError, r"weights\['model.norm.weight'\] is list"),
         ({"weights": [("model.norm.weight", [1.0])]}, TypeError, r"weights\['model.norm.weight'\] is list"),
     ],

@@ -21,12 +21,13 @@ from jspec.serving.responses_api.endpoints import forget_response, responses, st
 from jspec.serving.server.metrics import EngineCollector
 from jspec.serving.server.middleware import Middleware
 from jspec.serving.server.page import page
+from jspec.serving.server.rl_routes import RLRoutes
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
-def make_app(service: Service) -> ASGIApp:
-    """The ASGI application that serves a model under OpenAI's paths."""
+def make_app(service: Service, rl_routes: RLRoutes | None = None) -> ASGIApp:
+    """The ASGI application that serves a model under OpenAI's paths, and with ``rl_routes`` under those of a trainer."""
     registry = CollectorRegistry()
     registry.register(EngineCollector(service))
 
@@ -53,6 +54,7 @@ def make_app(service: Service) -> ASGIApp:
         ("POST", "/tokenize"): tokenize,
         ("POST", "/detokenize"): detokenize,
         ("GET", "/tokenizer_info"): tokenizer_info,
+        **({} if rl_routes is None else rl_routes.handlers()),
     }
     bound = {place: functools.partial(handler, service) for place, handler in paths.items()}
     routes = [Route(path, handler, methods=[method]) for (method, path), handler in bound.items()]

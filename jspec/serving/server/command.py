@@ -74,6 +74,14 @@ def _add_server(parser: argparse.ArgumentParser):
     group.add_argument(
         "--shutdown-timeout", type=float, default=30.0, help="seconds for requests to end at SIGTERM; %(default)s"
     )
+    group.add_argument(
+        "--rl-routes",
+        action="store_true",
+        help="vLLM's routes for a trainer: /pause, /sleep, /update_weights and others; needs an API key",
+    )
+    group.add_argument(
+        "--weights-root", metavar="DIR", help="the folder below which /update_weights may read checkpoints"
+    )
     group.add_argument("--ssl-certfile", metavar="FILE")
     group.add_argument("--ssl-keyfile", metavar="FILE")
     group.add_argument("--log-level", choices=("critical", "error", "warning", "info", "debug"), default="info")
@@ -95,15 +103,18 @@ def run(args: argparse.Namespace) -> int:
     if several:
         from jspec.serving.supervisor.command import supervise
 
+        if args.rl_routes:
+            raise ValueError("rl_routes=True: expected False where several processes run the target")
         if args.distributed != RAY:
             local_models(args)  # here somebody may answer a question; this host's worker then finds them in the cache
         return supervise(args, settings)
     from jspec.serving.http.server import listener
     from jspec.serving.server.lifecycle import run as serve
+    from jspec.serving.server.rl_routes import rl_routes_of
     from jspec.serving.server.served_model import load_service
 
-    load = load_service(args, settings)
+    load, rl_routes = load_service(args, settings), rl_routes_of(args, settings)
     log_to_stderr(settings)
     with listener(settings.host, settings.port) as bound:
-        serve(load(), bound, settings)
+        serve(load(), bound, settings, rl_routes)
     return 0

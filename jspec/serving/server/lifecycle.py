@@ -14,6 +14,7 @@ from jspec.serving.generation.service import Service
 from jspec.serving.http.server import LAST_WORDS, TICK, Server, address_of, make_public_server, signalled, until_started
 from jspec.serving.http.settings import ServerSettings
 from jspec.serving.server.app import make_app
+from jspec.serving.server.rl_routes import RLRoutes
 
 log = logging.getLogger("jspec.serve")
 
@@ -23,7 +24,7 @@ LARGE_BUFFER = 2 * 2**20  # bytes
 Stopping = Callable[[], contextlib.AbstractContextManager[asyncio.Queue[int]]]
 
 
-def run(service: Service, bound: socket.socket, settings: ServerSettings):
+def run(service: Service, bound: socket.socket, settings: ServerSettings, rl_routes: RLRoutes | None = None):
     """Serve until SIGTERM or SIGINT.
 
     Then ``/health`` gives 503, new requests are refused with 503, and requests under way have the settings'
@@ -33,8 +34,9 @@ def run(service: Service, bound: socket.socket, settings: ServerSettings):
       service: the model and its settings.
       bound: the socket to listen at, of ``http.server.listener``.
       settings: of the server.
+      rl_routes: the routes for a trainer; None for none.
     """
-    server = make_public_server(make_app(service), bound, settings)
+    server = make_public_server(make_app(service, rl_routes), bound, settings)
     where = address_of(bound, settings.certificate)
 
     def started():

@@ -36,6 +36,10 @@ class EngineCollector(Collector):
         yield _by("vllm:request_success", "Requests that have ended, by reason", "finished_reason", labels, reasons)
         name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted at each position"
         yield _by(name, text, "position", labels, {str(i): count for i, count in positions})
+        versions = metrics.drafts_by_version
+        for what, text, place in (("draft", "Drafts that were verified", 0), ("accepted", "Drafts accepted", 1)):
+            name, values = f"jspec:version_{what}_tokens", {version: both[place] for version, both in versions.items()}
+            yield _by(name, f"{text}, of the newest weights", "weights_version", labels, values)
         for name, text, histogram in _histograms(metrics):
             family = HistogramMetricFamily(name, text, labels=LABELS)
             family.add_metric(labels, _buckets(histogram), histogram.total)
