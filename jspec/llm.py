@@ -119,10 +119,9 @@ class LLM(BesideTrainer, ReplaceableWeights):
             raise ValueError(f"token_ids has {len(tokens)} tokens: expected at most {longest}, the target's positions")
         padded = np.zeros((1, 1 << (len(tokens) - 1).bit_length()), np.int32)  # few shapes, few compilations
         padded[0, : len(tokens)] = tokens
-        self.engine.loop.require_weights()
-        leaves = self.engine.runner.batch.leaves[0]
-        self.engine.handle.require_usable()  # behind the line above: another thread may free them
-        return self._forward(leaves, padded)[: len(tokens)]
+        with self._weights.standing() as leaves:
+            self.engine.handle.require_usable()  # behind the line above: another thread may free them
+            return self._forward(leaves, padded)[: len(tokens)]
 
     def follow(self, when_serving: Callable[[], None] = lambda: None):
         """In every process but process 0: do what process 0 says, until it ends.

@@ -34,6 +34,7 @@ class Loop:
       meter: counts.
       weights_version: the version of the weights that rounds have.
       incomplete: why the weights are no model's, in words; None if they are whole. Then no request is served.
+      replacing: whether the thread writes weights right now, so that whoever comes may wait for it.
       progress: what has happened to requests and was not taken yet, the oldest first.
       next_order: gives a request its number among all requests of the engine. Any thread may call it.
     """
@@ -65,6 +66,7 @@ class Loop:
         self.meter = Meter(runner.num_draft_tokens)
         self.weights_version: int | str = 0
         self.incomplete: str | None = None
+        self.replacing = False
         self.progress: list[Progress] = []
         self.next_order: Callable[[], int] = functools.partial(next, itertools.count())
         self._dispatched: collections.deque[Dispatched] = collections.deque()  # sent, but not read yet
@@ -153,11 +155,12 @@ class Loop:
             self.controller = Controller(self.controller.seconds)
 
     def require_weights(self):
-        """Raise a RuntimeError if the weights are no model's."""
-        if self.incomplete is not None:
-            raise RuntimeError(
-                f"weights incomplete: {self.incomplete}; call update_weights() with all of them, or restore()"
-            )
+        """Raise a RuntimeError if the weights are no model's, and are not being written."""
+        why = None
+        for _ in range(2):  # a write may begin between a look at one and at the other
+            if self.replacing or (why := self.incomplete) is None:
+                return
+        raise RuntimeError(f"weights incomplete: {why}; call update_weights() with all of them, or restore()")
 
     def leave_device(self):
         """Forget what the device has done and keeps. No request may be under way."""

@@ -17,6 +17,7 @@ from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.tensors.params import stored_params
 from jspec.engine.engine import Engine
+from jspec.engine.loop import Loop
 from jspec.models.flatten import without_arrays
 from jspec.models.protocols import Target
 from jspec.updates.draft import built_like, draft_of
@@ -77,7 +78,7 @@ class ModelWeights:
         self._engine, self._origin = engine, origin
         # References keep no memory of a device: a model may be closed, and a draft is the engine's alone.
         self._target, self._draft = weakref.ref(target), without_arrays(draft)
-        self._busy, self._count = threading.Lock(), 0
+        self._busy, self._writing, self._count = threading.Lock(), threading.Lock(), 0
 
     @functools.cached_property
     def target(self) -> TargetWeights:
@@ -117,10 +118,11 @@ class ModelWeights:
 
             def apply():
                 begin = time.perf_counter()
-                copied = self._write(changes, atomic)
-                if new_draft is not None:
-                    self._engine.loop.replace_draft(new_draft)
-                return copied, self.finish(version), time.perf_counter() - begin
+                with self._replacing():
+                    copied = self._write(changes, atomic)
+                    if new_draft is not None:
+                        self._engine.loop.replace_draft(new_draft)
+                    return copied, self.finish(version), time.perf_counter() - begin
 
             prepared = time.perf_counter() - began
             copied, now, seconds = self._engine.between_requests(apply, wait)
@@ -150,15 +152,15 @@ class ModelWeights:
             draft = None if old is None else built_like(self._draft, self._own_params(old, dtype), dtype, self._shards)
 
             def apply():
-                loop = self._engine.loop
-                loop.incomplete = "a folder is being read, or could not be"
-                try:
-                    collections.deque(self.target.load(params, dtype), maxlen=0)
-                finally:
-                    self.target.publish()
-                if draft is not None:
-                    loop.replace_draft(draft)
-                return self.finish(version)
+                with self._replacing() as loop:
+                    loop.incomplete = "a folder could not be read to its end"
+                    try:
+                        collections.deque(self.target.load(params, dtype), maxlen=0)
+                    finally:
+                        self.target.publish()
+                    if draft is not None:
+                        loop.replace_draft(draft)
+                    return self.finish(version)
 
             now = self._engine.between_requests(apply, wait)
             num_bytes = sum(array.nbytes for array in self.target.leaves)
@@ -191,6 +193,28 @@ class ModelWeights:
         finally:
             self._busy.release()
 
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[list[jax.Array]]:
+        """The target's arrays, which are whole and are not written meanwhile.
+
+        Raises:
+          RuntimeError: they are incomplete.
+        """
+        with self._writing:
+            self._engine.loop.require_weights()
+            yield self._engine.runner.batch.leaves[0]
+
+    @contextlib.contextmanager
+    def _replacing(self) -> Iterator[Loop]:
+        """In the engine's thread, while it writes weights: callers wait."""
+        loop = self._engine.loop
+        with self._writing:
+            loop.replacing = True
+            try:
+                yield loop
+            finally:
+                loop.replacing = False
+
     def _write(self, changes: Iterable[Update], atomic: bool) -> int:
         """In the engine's thread: write parameters, and say what a second copy took."""
         copied = 0
@@ -218,8 +242,9 @@ class ModelWeights:
         """Write some parameters of a stream, which leaves the weights incomplete."""
 
         def apply():
-            self._engine.loop.incomplete = "a stream of new weights is under way, or ended early"
-            self._publish(change.write())
+            with self._replacing() as loop:
+                loop.incomplete = "a stream of new weights is under way, or ended early"
+                self._publish(change.write())
 
         self._engine.between_requests(apply, wait)
 

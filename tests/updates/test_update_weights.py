@@ -1,6 +1,8 @@
 """What a model with new weights generates, what refuses them, and what an update that ends early leaves."""
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tiny import smallest
 import jspec
 from jspec.engine.scheduler.page_pool import PagePool
 from jspec.models import flat_params
+from jspec.updates.target import TargetWeights
 
 generate: Any = jspec.generate
 MODELS = Path(jspec.__file__).parent / "demo_models"
@@ -304,6 +307,32 @@ def test_the_next_callers_wait_for_a_stream(llm):
     assert len(errors) == 1
     assert "weights incomplete" in errors[0]
     assert texts(llm) == expected
+
+
+def test_callers_wait_while_weights_are_written(llm, monkeypatch):
+    """Those of a mapping and of a folder: nobody is refused, and nobody reads what is being written."""
+    llm.update_weights(weights_of(MODELS / "target", 1.25))
+    before, logits = texts(llm), llm.logits([5, 6, 7])
+    writing, goes_on, publish = threading.Event(), threading.Event(), TargetWeights.publish
+
+    def slowly(self):
+        writing.set()
+        assert goes_on.wait(60)
+        publish(self)
+
+    monkeypatch.setattr(TargetWeights, "publish", slowly)
+    with ThreadPoolExecutor() as pool:
+        updating = pool.submit(llm.update_weights_from, MODELS / "target")
+        assert writing.wait(60)
+        asked = pool.submit(texts, llm), pool.submit(llm.logits, [5, 6, 7])
+        time.sleep(0.2)
+        assert not any(one.done() for one in asked)
+        goes_on.set()
+        updating.result()
+        found, numbers = (one.result() for one in asked)
+    assert found == texts(llm) != before
+    np.testing.assert_array_equal(numbers, llm.logits([5, 6, 7]))
+    assert not np.array_equal(numbers, logits)
 
 
 def test_a_folder_takes_the_place_of_another(tmp_path):
