@@ -186,6 +186,7 @@ class ModelWeights:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
+        self._engine.handle.require_usable()
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("another update of the weights is under way; wait for it")
         try:

@@ -274,6 +274,21 @@ def test_weights_that_were_dropped_have_to_come_anew(llm):
         assert texts(llm) == (before if comes == llm.restore else after)
 
 
+def test_a_model_that_sleeps_or_is_closed_takes_no_weights(tmp_path):
+    folder = smallest(tmp_path / "model")
+    llm: Any = jspec.load(folder, dtype="float32", max_batch=1, max_len=64)
+    calls = lambda: llm.update_weights(weights_of(folder)), llm.restore, lambda: llm.update_weights_from(folder)
+    llm.sleep()
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"asleep: call wake_up\(\)"):
+            call()
+    llm.wake_up()
+    llm.close()
+    for call in calls:
+        with pytest.raises(RuntimeError, match="the model is closed"):
+            call()
+
+
 def test_one_update_at_a_time(llm):
     before, new = texts(llm), weights_of(MODELS / "target", 1.25)
 
