@@ -245,6 +245,7 @@ class Engine:
           RuntimeError: this process follows another, which is the one to ask, or the weights are incomplete.
         """
         require_leading(self.runner.batch.group)
+        self.handle.require_usable()
         self.loop.require_weights()
         self.scheduler.requirements.check(request)
 

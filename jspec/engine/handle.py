@@ -12,7 +12,7 @@ from jspec.engine import jax_settings
 from jspec.engine.core import EngineCore
 from jspec.engine.forks import remember_process, require_not_forked
 from jspec.engine.mailbox import Cancel, Submission, ThreadCall
-from jspec.engine.pausing import CLOSED
+from jspec.engine.pausing import CLOSED, NotServing
 from jspec.engine.request import Request
 from jspec.engine.subscriber import Deliver, Failure, Subscriber, deliver
 from jspec.engine.thread import EngineThread
@@ -151,7 +151,7 @@ class EngineHandle:
     def _begun(self) -> EngineThread:
         with self._beginning:
             if self._core.pausing.refuses == CLOSED:  # meanwhile
-                raise RuntimeError(CLOSED)
+                raise NotServing(CLOSED)
             if self._thread is None or self._thread.ended:
                 if self._thread is not None and self._thread.stopped:
                     raise RuntimeError("Python is ending, and the engine has ended")

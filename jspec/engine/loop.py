@@ -11,6 +11,7 @@ from jspec.config import EngineConfig
 from jspec.engine.adaptive.controller import Controller
 from jspec.engine.adaptive.cost_table import RoundShape, drafts_of
 from jspec.engine.metrics import Meter
+from jspec.engine.pausing import NotServing
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Progress, Request
 from jspec.engine.runner.model_runner import ModelRunner
 from jspec.engine.runner.split_rounds import Dispatched
@@ -155,12 +156,12 @@ class Loop:
             self.controller = Controller(self.controller.seconds)
 
     def require_weights(self):
-        """Raise a RuntimeError if the weights are no model's, and are not being written."""
+        """Raise ``NotServing`` if the weights are no model's, and are not being written."""
         why = None
         for _ in range(2):  # a write may begin between a look at one and at the other
             if self.replacing or (why := self.incomplete) is None:
                 return
-        raise RuntimeError(f"weights incomplete: {why}; call update_weights() with all of them, or restore()")
+        raise NotServing(f"weights incomplete: {why}; call update_weights() with all of them, or restore()")
 
     def leave_device(self):
         """Forget what the device has done and keeps. No request may be under way."""

@@ -7,6 +7,10 @@ ASLEEP = "the model is asleep: call wake_up()"
 CLOSED = "the model is closed, and has left its devices: load it again with jspec.load()"
 
 
+class NotServing(RuntimeError):
+    """The model serves nobody now: it is asleep, closed, or its weights are incomplete. The message says what helps."""
+
+
 class Pausing:
     """Whether the engine's thread makes steps. Only that thread changes it; any thread may look.
 
@@ -46,10 +50,10 @@ class Pausing:
         """Refuse a caller while the model is asleep, or closed.
 
         Raises:
-          RuntimeError: it is.
+          NotServing: it is.
         """
         if self.refuses is not None:
-            raise RuntimeError(self.refuses)
+            raise NotServing(self.refuses)
 
     def require_callable(self, call: ThreadCall):
         """Refuse a call that cannot be made now, and would wait for somebody else.

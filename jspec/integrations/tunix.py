@@ -55,18 +55,18 @@ def hugging_face_names(state: Any) -> Iterator[tuple[str, jax.Array]]:
     Raises:
       ValueError: a name is that of another model; give ``JspecRollout`` a function of your own.
     """
+    named = []  # all of them, before the first array is handed on
     for path, leaf in nnx.to_flat_state(state):
         name = ".".join(map(str, path))
-        found = next(
-            ((re.fullmatch(old, name), new, turn) for old, new, turn in _RULES if re.fullmatch(old, name)), None
-        )
+        rules = ((re.fullmatch(old, name), new, turn) for old, new, turn in _RULES)
+        found = next(((match.expand(new), turn) for match, new, turn in rules if match), None)
         if found is None:
             raise ValueError(
                 f"{name!r} is no parameter of Tunix's Llama 3, Qwen2 or Qwen3; give named= a function for it"
             )
-        match, new, turn = found
-        assert match is not None
-        yield match.expand(new), turn(leaf[...] if hasattr(leaf, "get_value") else jnp.asarray(leaf))
+        named.append((*found, leaf))
+    for name, turn, leaf in named:
+        yield name, turn(leaf[...] if hasattr(leaf, "get_value") else jnp.asarray(leaf))
 
 
 class JspecRollout(base_rollout.BaseRollout):
@@ -138,13 +138,11 @@ class JspecRollout(base_rollout.BaseRollout):
         texts = [(row[kept.argmax() :].tolist()) for row, kept in zip(prompts, is_prompt, strict=True)]
         lengths = [int(kept.nonzero()[0].max(initial=-1)) + 1 for kept in is_completion]
         answers = [row[:length].tolist() for row, length in zip(completions, lengths, strict=True)]
-        found, scores = np.zeros(completions.shape, np.float32), iter(())
-        some = [i for i, answer in enumerate(answers) if answer]
-        if some:
-            raw = SamplingParams(logprobs_mode="raw_logprobs")
-            scores = iter(self.llm.score([texts[i] for i in some], [answers[i] for i in some], sampling_params=raw))
-        for i in some:
-            found[i, : lengths[i]] = next(scores)
+        found, raw = np.zeros(completions.shape, np.float32), SamplingParams(logprobs_mode="raw_logprobs")
+        if some := [i for i, length in enumerate(lengths) if length]:
+            scores = self.llm.score([texts[i] for i in some], [answers[i] for i in some], sampling_params=raw)
+            for i, score in zip(some, scores, strict=True):
+                found[i, : lengths[i]] = score
         return found
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None):

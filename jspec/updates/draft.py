@@ -38,8 +38,8 @@ def draft_of(
     params, needed, borrowed = {}, config.param_shapes(), {name for _, name in getattr(config, "borrowable", ())}
     lacking = [name for name in named.missing if named.layout.table[name].param in needed]
     if named.unknown or lacking:
-        which = f"has {few(named.unknown)}, for which" if named.unknown else f"lacks {few(lacking)}, which"
-        raise ValueError(f"draft {which} {type(config).__name__} has {'no place' if named.unknown else 'a place'}")
+        wrong = f"has {few(named.unknown)}, which is no part" if named.unknown else f"lacks {few(lacking)}, a part"
+        raise ValueError(f"draft {wrong} of {type(config).__name__}")
     stored = config.stored_params()
     for param in named.tensors_of:
         if param not in needed:

@@ -25,7 +25,7 @@ class Programs:
     def __init__(self, config: ModelConfig, shards: Shards | None):
         self._config, self._shards = config, shards
         self._splits = {} if shards is None else shards.splits(config)
-        self._stored, self._shapes = config.stored_params(), config.param_shapes()
+        self._stored = config.stored_params()
         self._compiled: dict[Any, Callable] = {}  # by what they compute
         self._known: dict[Any, Callable] = {}  # by parameter, and by the arrays that they take
 
@@ -39,7 +39,7 @@ class Programs:
 
     def writer(self, param: str, named: NamedArrays, old: Sequence[Any], given: Sequence[Any], keep: bool) -> Callable:
         """``(old arrays, arrays that fill the parameter) -> new arrays``, compiled; unless ``keep``, it takes the memory of
-        the old ones away."""
+        the old ones away. Of the arrays, ``old`` and ``given`` have shapes, dtypes and places."""
         needed = named.needed(param)
 
         def write(old, arrays):
@@ -77,7 +77,7 @@ class Programs:
 
     def _program(self, what: Any, function: Callable, how: Mapping[str, Any], args: tuple) -> Callable:
         """``function`` for arguments like these. Two that compute the same are compiled once."""
-        avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(x)), args)
+        avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), args)
         kind = what, *((x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(avals))
         if kind not in self._known:
             traced = jax.jit(function, **how).trace(*avals)
@@ -87,7 +87,3 @@ class Programs:
                 self._compiled[same] = traced.lower().compile()
             self._known[kind] = self._compiled[same]
         return self._known[kind]
-
-
-def _sharding(array: Any) -> Any:
-    return array.sharding if isinstance(array, jax.Array) else None

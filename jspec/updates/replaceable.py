@@ -52,7 +52,6 @@ class ReplaceableWeights:
             ``jspec`` for those of parameters, as in converted folders.
           atomic: whether all new weights are made beside those of before, which takes their memory twice, so that an error
             of the device or a stream that ends early changes nothing either.
-
           wait: whether requests that are under way end first. If not, they go on with the new weights and the keys and
             values of the old ones; ``Result.weights_versions`` says from which token on. After ``pause("abort")`` there are
             none, and after ``pause("keep")`` it has to be False. A stream that does not wait needs such a pause.
@@ -60,7 +59,9 @@ class ReplaceableWeights:
         Raises:
           ValueError: a weight is missing, unknown, of another shape or dtype or not finite, or the target's format is none
             that weights are rounded to.
-          RuntimeError: another update is under way.
+          TypeError: what is no array of JAX or NumPy.
+          RuntimeError: another update is under way, the model is asleep or closed, or its devices belong to several
+            processes.
         """
         return self._weights.update(weights, draft, version, names, atomic, wait)
 
@@ -76,6 +77,7 @@ class ReplaceableWeights:
         """
         return self._weights.load(folder, version, wait)
 
-    def restore(self) -> WeightUpdate:
-        """Have the weights of target and draft again that the model was loaded with, from its folders."""
-        return self._weights.load(None, None, True)
+    def restore(self, *, wait: bool = True) -> WeightUpdate:
+        """Have the weights of target and draft again that the model was loaded with, from its folders; ``wait`` as for
+        ``update_weights_from``."""
+        return self._weights.load(None, None, wait)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
@@ -34,6 +35,8 @@ class TargetWeights:
         self._programs = Programs(self.config, self._shards)
         named, self._tree = named_leaves(nnx.split(module)[1])
         self._place = {name: i for i, (name, _) in enumerate(named)}
+        # Arrays come and go, and may be gone after an error; their kinds stay.
+        self._kinds = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for name, x in named}
 
     @property
     def leaves(self) -> list[jax.Array]:
@@ -64,20 +67,25 @@ class TargetWeights:
         """Arrays of a caller, and where they go."""
         return NamedArrays(given, lambda tensors: decoder_tensors(self.config, names, tensors))
 
-    def checked(self, given: Mapping[str, Any], names: Names) -> "Update":
-        """All weights of a model, compared with it, with everything compiled that writes them. Nothing is written.
+    def checked(self, given: Mapping[str, Any], names: Names, keep: bool) -> "Update":
+        """All weights of a model, compared with it, with everything compiled that writes them, as ``Update.write`` does with
+        ``keep``. Nothing is written.
 
         Raises:
-          ValueError: one is missing, unknown, of another shape or dtype, or has numbers that are not finite.
+          ValueError: one is missing, unknown, of another shape or dtype, or has numbers that are not finite, or a tied
+            output head is not the embedding.
         """
         named = self.named(given, names)
         if named.unknown:
             raise ValueError(f"weights has {few(named.unknown)}: no place in {self.config.architecture} for these")
         if named.missing:
             raise ValueError(f"weights lacks {few(named.missing)}, which {self.config.architecture} needs")
+        for copy, name in named.layout.duplicates.items():
+            if not bool(jnp.array_equal(named.arrays[copy], named.arrays[name])):
+                raise ValueError(f"weights[{copy!r}] differs from weights[{name!r}], which it is tied to; leave it out")
         update = Update(self, named, list(named.tensors_of))
         update.require_finite()
-        update.compile()
+        update.compile(keep)
         return update
 
     def load(self, params: Mapping[str, Any], dtype: str) -> Iterator[str]:
@@ -91,7 +99,7 @@ class TargetWeights:
           the name of each array that was read.
         """
         shards, names = self._shards, [name for name in self._place if name in params]
-        kinds = {name: self._kind(name) for name in names}
+        kinds = {name: self._kinds[name] for name in names}
         if shards is not None:
             filled = shard_filler(self.config, params, dtype, shards)
             made = (filled(name, kinds[name]) for name in names)
@@ -104,13 +112,15 @@ class TargetWeights:
             self._put(name, next(made))
             yield name
 
-    def _kind(self, name: str) -> jax.ShapeDtypeStruct:
-        leaf = self.leaves[self._place[name]]
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    def kinds(self, param: str) -> list[jax.ShapeDtypeStruct]:
+        """Shapes, dtypes and places of the arrays of a parameter."""
+        return [self._kinds[name] for name in self._programs.names(param)]
 
     def old(self, param: str) -> list[jax.Array]:
-        """The arrays of a parameter."""
-        return [self.leaves[self._place[name]] for name in self._programs.names(param)]
+        """The arrays of a parameter; zeros where an error has left none."""
+        arrays = [self.leaves[self._place[name]] for name in self._programs.names(param)]
+        pairs = zip(arrays, self.kinds(param), strict=True)
+        return [jnp.zeros(k.shape, k.dtype, device=k.sharding) if x.is_deleted() else x for x, k in pairs]
 
     def replace(self, param: str, new: Sequence[jax.Array]):
         """Have other arrays for a parameter."""
@@ -129,18 +139,24 @@ class TargetWeights:
         if (module := self._target()) is not None:
             nnx.update(module, jax.tree.unflatten(self._tree, self.leaves))
 
-    def sent(self, named: NamedArrays, param: str) -> list[jax.Array]:
-        """What a parameter is made of, on the devices of its arrays. Arrays that are there are not copied."""
-        place: Any = self.old(param)[0].sharding
-        if isinstance(place, NamedSharding):
-            place = NamedSharding(place.mesh, PartitionSpec())
-        own = set(map(_memory, self.old(param)))
-        given = [jax.device_put(named.arrays[name], place) for name in named.needed(param)]
-        return [x.copy() if _memory(x) in own else x for x in given]  # which is about to be written over
-
-    def writer(self, named: NamedArrays, param: str, given: Sequence[jax.Array], keep: bool) -> Callable:
+    def writer(self, named: NamedArrays, param: str, keep: bool) -> Callable:
         """The compiled function that writes a parameter; see ``Programs.writer``."""
-        return self._programs.writer(param, named, self.old(param), given, keep)
+        place = self._place_of_given(param)
+        arrays = (named.arrays[name] for name in named.needed(param))
+        given = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for x in arrays]
+        return self._programs.writer(param, named, self.kinds(param), given, keep)
+
+    def written(self, named: NamedArrays, param: str, keep: bool) -> list[jax.Array]:
+        """The new arrays of a parameter. What it is made of is sent to its devices, and not copied if it is there."""
+        old, place = self.old(param), self._place_of_given(param)
+        given = [jax.device_put(named.arrays[name], place) for name in named.needed(param)]
+        own = set(map(_memory, old))
+        given = [x.copy() if _memory(x) in own else x for x in given]  # which is about to be written over
+        return self.writer(named, param, keep)(old, given)
+
+    def _place_of_given(self, param: str) -> Any:
+        place = self.kinds(param)[0].sharding
+        return NamedSharding(place.mesh, PartitionSpec()) if isinstance(place, NamedSharding) else place
 
     def finite(self, arrays: Sequence[Any]) -> Any:
         """Whether all numbers of some arrays are finite: a bool, which may be on their device."""
@@ -177,22 +193,21 @@ class Update:
             if finite:
                 continue
             wrong = next(name for name in named.needed(param) if not self.weights.finite([named.arrays[name]]))
-            raise ValueError(f"weights[{wrong!r}] has NaN or infinity; the weights of before stand")
+            raise ValueError(f"weights[{wrong!r}] has NaN or infinity: expected finite numbers")
 
-    def compile(self):
-        """Compile what is needed, so that writing cannot fail for that."""
+    def compile(self, keep: bool):
+        """Compile what ``write`` needs with ``keep``, so that writing cannot fail for that."""
         for param in self.params:
-            self.weights.writer(self.named, param, self.weights.sent(self.named, param), False)
+            self.weights.writer(self.named, param, keep)
 
-    def write(self, keep: bool = False) -> Iterator[tuple[str, list[jax.Array]]]:
+    def write(self, keep: bool) -> Iterator[tuple[str, list[jax.Array]]]:
         """Write one parameter after another. Unless ``keep``, the arrays of before are gone from the first on.
 
         Yields:
           each parameter and its new arrays.
         """
         for param in self.params:
-            given, old = self.weights.sent(self.named, param), self.weights.old(param)
-            yield param, self.weights.writer(self.named, param, given, keep)(old, given)
+            yield param, self.weights.written(self.named, param, keep)
 
 
 def _memory(array: jax.Array) -> int:

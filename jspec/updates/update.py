@@ -38,7 +38,8 @@ class WeightUpdate:
 
     Attributes:
       version: of the weights that the model has now, as in ``Result.weights_versions``.
-      seconds: how long it took, until the device had written all of them, without the wait for requests under way.
+      seconds: how long it took, until the device had written all of them; that of a mapping without the wait for requests
+        under way.
       num_bytes: of the arrays that were given.
       copied_bytes: of a second copy that stood beside the weights of before, which ``atomic=True`` makes; else 0.
       num_compilations: how many programs were compiled for it: some for the first one, none for others like it.
@@ -98,6 +99,7 @@ class ModelWeights:
         require(names in get_args(Names), "names", names, f"one of {', '.join(get_args(Names))}")
         require(version is None or isinstance(version, int | str), "version", version, "an int, a str or None")
         require(weights is not None or draft is not None, "weights", weights, "weights, or draft=")
+        require(draft is None or isinstance(draft, Mapping), "draft", draft, "a mapping of names to arrays")
         if weights is not None and not isinstance(weights, Mapping):
             self._require_pause(wait)
         with self._alone():
@@ -108,7 +110,7 @@ class ModelWeights:
             if isinstance(weights, Mapping):
                 self.target.require_rounding()
                 given: Any = weights
-                changes = [self.target.checked(given, names)]
+                changes = [self.target.checked(given, names, atomic)]
                 num_bytes += changes[0].num_bytes
             elif weights is not None:
                 self.target.require_rounding()
@@ -187,6 +189,8 @@ class ModelWeights:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         self._engine.handle.require_usable()
+        if self._engine.runner.batch.group is not None:
+            raise RuntimeError("weights cannot be replaced where the target's devices belong to several processes")
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("another update of the weights is under way; wait for it")
         try:
@@ -199,9 +203,10 @@ class ModelWeights:
         """The target's arrays, which are whole and are not written meanwhile.
 
         Raises:
-          RuntimeError: they are incomplete.
+          NotServing: they are incomplete, or not on the device.
         """
         with self._writing:
+            self._engine.handle.require_usable()
             self._engine.loop.require_weights()
             yield self._engine.runner.batch.leaves[0]
 
@@ -226,7 +231,7 @@ class ModelWeights:
                 copied += sum(array.nbytes for arrays in fresh.values() for array in arrays)
                 self._publish(fresh.items())
             else:
-                self._publish(change.write())
+                self._publish(change.write(keep=False))
         return copied
 
     def _publish(self, written: Iterable[tuple[str, list[jax.Array]]]):
@@ -245,7 +250,7 @@ class ModelWeights:
         def apply():
             with self._replacing() as loop:
                 loop.incomplete = "a stream of new weights is under way, or ended early"
-                self._publish(change.write())
+                self._publish(change.write(keep=False))
 
         self._engine.between_requests(apply, wait)
 
@@ -293,7 +298,7 @@ class _Stream:
                 self._write_whole()
                 waiting = 0
         if self._atomic:
-            self.kept = [self._weights.target.checked(self._pending, self._names)]
+            self.kept = [self._weights.target.checked(self._pending, self._names, keep=True)]
         else:
             self._write_whole()
             self._require_all()
@@ -308,7 +313,7 @@ class _Stream:
         whole = [param for param in named.tensors_of if param not in self._written and named.is_whole(param)]
         change = Update(target, named, whole)
         change.require_finite()
-        change.compile()
+        change.compile(keep=False)
         self._weights.write_part(change, self._wait)
         self._written.update(whole)
         done = {name for param in whole for name in named.needed(param)}

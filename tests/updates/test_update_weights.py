@@ -18,6 +18,7 @@ from tiny import smallest
 import jspec
 from jspec.engine.scheduler.page_pool import PagePool
 from jspec.models import flat_params
+from jspec.models.params import place
 from jspec.updates.target import TargetWeights
 
 generate: Any = jspec.generate
@@ -124,6 +125,44 @@ def test_a_model_may_be_given_its_own_weights(llm, atomic):
     assert texts(llm) == before
 
 
+@pytest.mark.parametrize("atomic", [False, True], ids=["in place", "atomic"])
+def test_arrays_of_the_caller_stay_its_own(llm, atomic):
+    """Even those that need not be changed at all: the next update is not written into them."""
+    given = {name: jnp.array(x) for name, x in flat_params(llm.target).items()}
+    llm.update_weights(given, names="jspec", atomic=atomic)
+    llm.update_weights(weights_of(MODELS / "target", 1.25))
+    assert not any(array.is_deleted() for array in given.values())
+    before = texts(llm)
+    llm.update_weights(given, names="jspec")
+    assert texts(llm) != before
+
+
+@pytest.mark.parametrize("comes", ["a mapping", "a stream", "the folder"])
+def test_weights_come_anew_after_a_folder_that_ends_early(llm, comes, monkeypatch):
+    """Which leaves arrays that are gone."""
+    before, new = texts(llm), weights_of(MODELS / "target")
+
+    def broken(params, wanted):
+        found = place(params, wanted)
+        for _ in range(5):
+            yield next(found)
+        raise OSError("the disk has gone")
+
+    with monkeypatch.context() as fault:
+        fault.setattr("jspec.updates.target.place", broken)
+        with pytest.raises(OSError, match="the disk has gone"):
+            llm.update_weights_from(MODELS / "target")
+    with pytest.raises(RuntimeError, match="weights incomplete: a folder could not be read"):
+        texts(llm)
+    calls = {
+        "a mapping": lambda: llm.update_weights(new),
+        "a stream": lambda: llm.update_weights(new.items()),
+        "the folder": llm.restore,
+    }
+    calls[comes]()
+    assert texts(llm) == before
+
+
 def broken(change: str, new: dict) -> tuple[dict, str]:
     """Weights of which something is wrong, and what the error has to say."""
     name = "model.layers.1.mlp.up_proj.weight"
@@ -133,6 +172,9 @@ def broken(change: str, new: dict) -> tuple[dict, str]:
         return new, f"lacks '{name}'"
     if change == "another name":
         return new | {"model.layers.9.mlp.up_proj.weight": array}, "layers.9"
+    if change == "another head":
+        head = {"lm_head.weight": new["model.embed_tokens.weight"].at[0, 0].add(1)}
+        return new | head, "lm_head.weight'] differs from"
     wrong = {
         "shape": (array.T, f"{name}'] has shape"),
         "integers": (jnp.zeros(array.shape, jnp.int8), f"{name}'] is int8"),
@@ -142,7 +184,9 @@ def broken(change: str, new: dict) -> tuple[dict, str]:
     return new | {name: wrong[change][0]}, wrong[change][1]
 
 
-@pytest.mark.parametrize("change", ["missing", "another name", "shape", "integers", "NaN", "NaN on the host"])
+@pytest.mark.parametrize(
+    "change", ["missing", "another name", "another head", "shape", "integers", "NaN", "NaN on the host"]
+)
 def test_a_mapping_is_refused_whole(llm, change):
     before, (new, said) = texts(llm), broken(change, weights_of(MODELS / "target", 1.25))
     version = llm.engine.loop.weights_version

@@ -6,6 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jspec.engine.pausing import NotServing
 from jspec.serving.generation.service import Service, unavailable
 from jspec.serving.http.auth import OPEN, WHILE_DRAINING
 from jspec.serving.http.errors import ApiError, as_api_error, shown
@@ -65,4 +66,6 @@ def _as_api_error(error: Exception, scope: Scope) -> ApiError:
     if isinstance(error, HTTPException):  # Starlette's, of paths and methods
         message = f"{error.detail}: {scope['method']} {shown(scope['path'])}"
         return ApiError(error.status_code, message, headers=error.headers)
+    if isinstance(error, NotServing):
+        return ApiError(503, str(error))
     return as_api_error(error, "a request failed")

@@ -133,11 +133,15 @@ def test_a_server_that_sleeps(client):
     before = text(client)
     assert client("POST", "/sleep?level=2").status_code == 200
     assert client("GET", "/is_sleeping").json() == {"is_sleeping": True}
+    asleep = client("POST", "/v1/completions", PROMPT)
+    assert asleep.status_code == 503
+    assert "asleep" in asleep.json()["error"]["message"]
     refused = client("POST", "/update_weights", {"path": "step 1"})
     assert refused.status_code == 409
     assert "asleep" in refused.json()["error"]["message"]
     assert client("POST", "/wake_up").status_code == 200
     assert client("GET", "/weight_info").json()["complete"] is False
+    assert client("POST", "/v1/completions", PROMPT).status_code == 503
     assert client("POST", "/update_weights", {"path": "step 1"}).status_code == 200
     assert text(client) != before
     assert client("POST", "/reset_prefix_cache").status_code == 200
