@@ -159,7 +159,8 @@ def test_only_so_many_may_wait():
 
 def test_keys_and_seeds(llm):
     def text(**how) -> str | None:
-        id = llm.engine.add("q", SamplingParams(temperature=9.0, max_tokens=12, seed=how.pop("seed", None)), **how)
+        asked = SamplingParams(temperature=9.0, max_tokens=12, ignore_eos=True, seed=how.pop("seed", None))
+        id = llm.engine.add("q", asked, **how)
         return check(drained(llm.engine)[id]).text
 
     assert text(seed=5) == text(seed=5) != text(seed=6)
