@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from jspec.api import generate as generate
     from jspec.api import load as load
     from jspec.api import stream as stream
+    from jspec.checkpoints.in_memory import InMemory as InMemory
     from jspec.config import EngineConfig as EngineConfig
     from jspec.config import Speculation as Speculation
     from jspec.engine.adaptive.cost_table import CostTable as CostTable
@@ -30,6 +31,7 @@ _PUBLIC = {
     "CostTable": "jspec.engine.adaptive.cost_table",
     "Delta": "jspec.outputs",
     "EngineConfig": "jspec.config",
+    "InMemory": "jspec.checkpoints.in_memory",
     "LLM": "jspec.llm",
     "Metrics": "jspec.engine.metrics",
     "QueueFull": "jspec.engine.engine",

@@ -7,6 +7,7 @@ import jax
 
 from jspec._validation import is_one_of, require, resolve_names
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.in_memory import InMemory
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import EngineConfig, Speculation
@@ -38,8 +39,8 @@ from jspec.updates.update import Origin
 
 
 def load(
-    target: Path,
-    draft: Path | None = None,
+    target: Path | InMemory,
+    draft: Path | InMemory | None = None,
     *,
     speculation: Speculation | None = None,
     engine: EngineConfig | None = None,
@@ -71,7 +72,8 @@ def load(
     Args:
       target: a checkpoint folder, either converted by ``jspec-convert`` or in Hugging Face's layout, or the name of a model
         on the Hugging Face hub, ``"org/name"`` or ``"org/name@revision"``. Without ``draft`` it may also be a draft head in
-        the ``speculators`` format, which names its target.
+        the ``speculators`` format, which names its target. ``jspec.InMemory`` is a model, or a draft, whose weights are
+        arrays and no files.
       draft: a checkpoint folder or a name on the hub, ``"ngram"``, ``"mtp"`` for the multi-token prediction layers in the
         target's own checkpoint, or None for plain decoding. The drafting method follows from what a checkpoint is: a
         smaller model with the same vocabulary, a PARD model, an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa draft head, or
@@ -156,6 +158,8 @@ def load(
     with on_devices(devices, mesh, asked.tensor_parallel):
         plan = make_plan(pair, asked)
         target_module, draft_module, make_drafter = load_modules(plan)
+        for checkpoint in pair.checkpoints:
+            checkpoint.release()
         return LLM(
             target_module,
             draft_module,

@@ -9,6 +9,7 @@ layout, and ``huggingface.model`` assembles the parameters. A converted folder h
 parameters in an Orbax checkpoint (``converted.orbax``), which ``converted.model`` reads.
 
 checkpoint.py   ``Checkpoint``: a folder of either kind, opened once
+in_memory.py    ``InMemory``: a model of arrays in the place of a folder
 tokenizer.py    the tokenizer in a folder
 export.py       writes draft heads in their public layouts
 files/          opens and parses the files of a folder

@@ -43,6 +43,8 @@ class Checkpoint:
         has no safetensors file.
     """
 
+    is_in_memory = False  # whether the weights are arrays of a caller
+
     def __init__(self, folder: Folder, options: HeadOptions = NO_OPTIONS, allow_pickle: bool = False):
         self.folder, self.options, self.allow_pickle = folder, options, allow_pickle
 
@@ -57,6 +59,13 @@ class Checkpoint:
         """
         return cls(Folder(path, digests={} if is_converted(path) else None), options, allow_pickle)
 
+    def with_options(self, options: HeadOptions) -> "Checkpoint":
+        """The same checkpoint, if the user says this of it."""
+        return Checkpoint(self.folder, options, self.allow_pickle)
+
+    def release(self):
+        """Keep no reference to weights, which can be read no more if they are in memory."""
+
     def mtp(self, options: HeadOptions) -> "Checkpoint":
         """The multi-token prediction layers beside this language model.
 
@@ -67,7 +76,7 @@ class Checkpoint:
           Refusal: this is a converted folder without such layers.
         """
         if not self.is_converted:
-            return Checkpoint(self.folder, options, self.allow_pickle)
+            return self.with_options(options)
         path = Path(self.folder.given, MTP)
         if not is_converted(path):
             raise Refusal(

@@ -207,7 +207,7 @@ def _with_open_settings(draft: Checkpoint) -> Checkpoint:
             _ = draft.config
         except OpenSetting as unsaid:
             options = dataclasses.replace(draft.options, **{unsaid.name: unsaid.values[0]})
-            draft = Checkpoint(draft.folder, options, draft.allow_pickle)
+            draft = draft.with_options(options)
         else:
             return draft
 

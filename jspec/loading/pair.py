@@ -9,6 +9,7 @@ from typing import Any
 from jspec._validation import is_one_of
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.refusal import refuse_gguf
+from jspec.checkpoints.in_memory import InMemory
 from jspec.checkpoints.layouts.options import NO_OPTIONS, HeadOptions
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
@@ -35,14 +36,18 @@ class Pair:
         """The config in the draft's checkpoint; None if there is none."""
         return self.draft.config if isinstance(self.draft, Checkpoint) else None
 
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """That of the target, and that of the draft if it has one."""
+        return [one for one in (self.target, self.draft) if isinstance(one, Checkpoint)]
+
     def require_intact(self, hash_all: bool = True):
         """As ``Checkpoint.require_intact``, of both checkpoints."""
-        for checkpoint in (self.target, self.draft):
-            if isinstance(checkpoint, Checkpoint):
-                checkpoint.require_intact(hash_all)
+        for checkpoint in self.checkpoints:
+            checkpoint.require_intact(hash_all)
 
 
-def open_pair(target: Path, draft: Path | None, asked: LoadOptions) -> Pair:
+def open_pair(target: Path | InMemory, draft: Path | InMemory | None, asked: LoadOptions) -> Pair:
     """The pair that a call of ``jspec.load`` names. A draft that never drafts, because K is 0, is left out.
 
     Raises:
@@ -58,7 +63,10 @@ def open_pair(target: Path, draft: Path | None, asked: LoadOptions) -> Pair:
 
 
 def open_checkpoints(
-    target: Path, draft: Path | None, options: HeadOptions = NO_OPTIONS, download: bool | None = False
+    target: Path | InMemory,
+    draft: Path | InMemory | None,
+    options: HeadOptions = NO_OPTIONS,
+    download: bool | None = False,
 ) -> tuple[Checkpoint, Checkpoint | None]:
     """The checkpoints of a target and of its draft, None if it has none.
 
@@ -69,26 +77,31 @@ def open_checkpoints(
       target, draft, options: folders, or names on the hub, and what the user said of a draft head.
       download: whether names may be downloaded; ``jspec.hub.folders.local_checkpoints`` explains True, False and None.
     """
-    by_name = is_one_of(draft, (None, *chosen_by_name()))
-    target, *drafts = _folders({"target": target} if by_name else {"target": target, "draft": draft}, download)
-    checkpoint = Checkpoint.open(target)
+    given = {"target": target} | ({} if is_one_of(draft, (None, *chosen_by_name())) else {"draft": draft})
+    folders = _folders({what: path for what, path in given.items() if not isinstance(path, InMemory)}, download)
+
+    def opened(what: str, options: HeadOptions) -> Checkpoint:
+        model = given[what]
+        return model.checkpoint(options) if isinstance(model, InMemory) else Checkpoint.open(folders[what], options)
+
+    checkpoint = opened("target", NO_OPTIONS)
     if is_one_of(draft, (MTP,)):
         return checkpoint, checkpoint.mtp(options)
     if draft is not None:
-        return checkpoint, Checkpoint.open(drafts[0], options) if drafts else None
+        return checkpoint, opened("draft", options) if "draft" in given else None
     if checkpoint.target_name is None:
         return checkpoint, None
-    head = Checkpoint(checkpoint.folder, options)
+    head = checkpoint.with_options(options)
     return Checkpoint.open(_target_folder(head.folder.given, checkpoint.target_name, download)), head
 
 
-def _folders(given: Mapping[str, Any], download: bool | None) -> list[pathlib.Path]:
+def _folders(given: Mapping[str, Any], download: bool | None) -> dict[str, pathlib.Path]:
     """The folder of each checkpoint: argument of ``jspec.load`` -> its value, a folder or a name on the hub."""
     names = []
     for what, path in given.items():
         if not isinstance(path, str | os.PathLike):
             also = f", {', '.join(map(repr, chosen_by_name()))} or None" if what == "draft" else ""
-            raise ValueError(f"{what}={path!r}: expected the path of a checkpoint folder{also}")
+            raise ValueError(f"{what}={path!r}: expected the path of a checkpoint folder, jspec.InMemory{also}")
         folder, name = pathlib.Path(path), str(path)
         if folder.is_file():
             refuse_gguf([name])
@@ -98,7 +111,8 @@ def _folders(given: Mapping[str, Any], download: bool | None) -> list[pathlib.Pa
                 f"{what}={name!r}: expected a checkpoint folder, or the name of a model on the hub, org/name"
             )
         names.append(name)
-    return [pathlib.Path(folder) for folder in local_checkpoints(names, download)]
+    folders = map(pathlib.Path, local_checkpoints(names, download))
+    return dict(zip(given, folders, strict=True))
 
 
 def _target_folder(head: str, name: str, download: bool | None) -> pathlib.Path:

@@ -10,28 +10,15 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jspec.checkpoints.files.ranges import Index
-from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor, joined
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, ArrayTensor, Tensor, joined
 from jspec.checkpoints.huggingface.multimodal import text_tensors
-from jspec.checkpoints.tensors.layout import Layout, decoder_layout
+from jspec.checkpoints.tensors.layout import Layout, decoder_layout, params_as_tensors
 from jspec.checkpoints.tensors.names import Placement, with_values_apart
 from jspec.checkpoints.tensors.parts import TensorPart
 from jspec.config import ModelConfig
-from jspec.config.heads import DraftConfig
 
 Names = Literal["huggingface", "jspec"]
 WHERE = "weights"  # what messages call the place of an array
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayTensor(Tensor):
-    """An array of a caller in the place of a tensor in files. Its parts are those of ``arrays[name]``, which may be that
-    of a trace."""
-
-    arrays: dict[str, Any]
-
-    def read_part(self, index: Index) -> Any:
-        return self.arrays[self.name][index]
 
 
 class NamedArrays:
@@ -126,12 +113,6 @@ def decoder_tensors(config: ModelConfig, names: Names, tensors: dict[str, Tensor
     layout = decoder_layout(dataclasses.replace(config, quantization=None, other_formats=()), text)
     table = with_values_apart(layout.table, config)
     return dataclasses.replace(layout, table=table, left_out=layout.left_out | others)
-
-
-def params_as_tensors(config: DraftConfig, tensors: dict[str, Tensor]) -> Layout:
-    """The layout of tensors that have the names and the form of parameters."""
-    table = {name: Placement(name, 0, shape) for name, shape in config.param_shapes().items()}
-    return Layout(config, type(config).__name__, table, tensors)  # pyright: ignore[reportArgumentType]
 
 
 def require_array(name: Any, array: Any):

@@ -64,6 +64,11 @@ class Origin:
     target: Checkpoint
     draft: Checkpoint | None
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the weights of either cannot be read again."""
+        return any(one is not None and one.is_in_memory for one in (self.target, self.draft))
+
 
 class ModelWeights:
     """The weights of an engine, which one caller at a time may replace.
@@ -139,7 +144,7 @@ class ModelWeights:
         self._require_pause(wait)
         with self._alone():
             began, dtype = time.perf_counter(), self._engine.config.dtype
-            if folder is None and self._origin is None:
+            if folder is None and (self._origin is None or self._origin.is_in_memory):
                 raise ValueError("restore() needs the folder that a model was loaded from, and this one was not")
             checkpoint = Checkpoint.open(folder) if folder is not None else self._origin.target  # pyright: ignore
             config, params = checkpoint.language_model(dtype)

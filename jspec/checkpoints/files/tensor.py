@@ -80,6 +80,17 @@ class ComputedTensor(Tensor):
 
 
 @dataclasses.dataclass(frozen=True)
+class ArrayTensor(Tensor):
+    """An array of a caller in the place of a tensor in files. Its parts are those of ``arrays[name]``, which may be that
+    of a trace."""
+
+    arrays: dict[str, Any]
+
+    def read_part(self, index: Index) -> Any:
+        return self.arrays[self.name][index]
+
+
+@dataclasses.dataclass(frozen=True)
 class Derived(Tensor):
     """A tensor that was computed from one in the files, and whose ``values`` are in memory."""
 

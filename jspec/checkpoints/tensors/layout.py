@@ -11,7 +11,7 @@ from jspec.checkpoints.tensors.parts import rearrange, wholes_of_parts
 from jspec.checkpoints.tensors.split_experts import split_experts
 from jspec.checkpoints.tensors.stacked_experts import with_stacked_experts
 from jspec.config import ModelConfig
-from jspec.config.heads import HeadConfig
+from jspec.config.heads import DraftConfig, HeadConfig
 from jspec.config.tensor_names import names_of
 
 PREFIX = "model."
@@ -95,6 +95,20 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored else (),
         wholes=wholes_of_parts(config),
     )
+
+
+def params_as_tensors(config: DraftConfig, tensors: dict[str, Tensor], as_stored: bool = False) -> Layout:
+    """The ``Layout`` of tensors that have the names and the shapes of parameters.
+
+    Args:
+      config: that of the model.
+      tensors: by name.
+      as_stored: whether parameters that are quantised stand as their arrays, and not as one tensor that is not quantised.
+    """
+    stored = config.stored_params() if as_stored else {}
+    shapes = config.param_shapes() | {n: array.shape for one in stored.values() for n, array in one.arrays.items()}
+    table = {name: Placement(name, 0, shape) for name, shape in shapes.items()}
+    return Layout(config, type(config).__name__, table, tensors, holds_scales=bool(stored))  # pyright: ignore[reportArgumentType]
 
 
 def mtp_mark(architecture: str, layer: int) -> str:
