@@ -147,10 +147,18 @@ class Loop:
         self.runner.replace_draft(draft_model)
         self.forget_weights()
 
-    def forget_weights(self):
-        """Forget what was computed with weights that were replaced. Requests under way keep their own pages."""
+    def forget_weights(self, recompute: bool = False):
+        """Forget what was computed with weights that were replaced. Requests under way keep their own pages, unless
+        ``recompute`` has them read their texts again."""
         while self._dispatched:
             self._read(self._dispatched.popleft())
+        if recompute:
+            self._end_failed()
+            self.runner.split_rounds.forget()
+            self.scheduler.begin_anew()
+        for active in self.scheduler.under_way:
+            if not active.versions and active.num_prefilled:  # keys and values of its prompt are of the old ones
+                active.versions.append((self.weights_version, 0))
         self.scheduler.pages.forget_prefixes()
         if self.controller is not None:  # what the old weights taught it says nothing of the new
             self.controller = Controller(self.controller.seconds)

@@ -130,7 +130,9 @@ class ActiveRequest:
       most_slots: the most cache slots that it may ever use.
       row: its batch row; None while it waits, while it is swapped out, and while its last rounds are under way.
       pages: the pages that it holds, in the order of its tokens.
-      num_prefilled: how many tokens of its prompt have been prefilled into its pages, or were found there.
+      num_read_again: how many tokens of its completion are prefilled behind its prompt, because the weights were replaced
+        since and their keys and values are to be those of the new ones.
+      num_prefilled: how many tokens of its prefix have been prefilled into its pages, or were found there.
       num_cached_tokens: how many of them were found in the prefix cache.
       decoding: whether its prompt has been prefilled, so that rounds decode it.
       proposed: whether drafts of it wait on the device to be verified, as those of constrained requests do, and those of
@@ -163,6 +165,7 @@ class ActiveRequest:
     most_slots: int = 0
     row: int | None = None
     pages: list[int] = dataclasses.field(default_factory=list)
+    num_read_again: int = 0
     num_prefilled: int = 0
     num_cached_tokens: int = 0
     decoding: bool = False
@@ -196,9 +199,22 @@ class ActiveRequest:
         return len(self.request.prompt) + len(self.tokens)
 
     @property
+    def prefix(self) -> Sequence[int]:
+        """The text that it begins with when it is admitted: its prompt, and tokens that are read again."""
+        if not self.num_read_again:
+            return self.request.prompt
+        return [*self.request.prompt, *self.tokens[: self.num_read_again]]
+
+    @property
     def num_to_prefill(self) -> int:
-        """How many tokens are prefilled: all of the prompt but the last."""
-        return len(self.request.prompt) - 1
+        """How many tokens are prefilled: all of the prefix but the last."""
+        return len(self.request.prompt) + self.num_read_again - 1
+
+    def begin_anew(self):
+        """Be admitted once more, and then go on behind the tokens that it has."""
+        self.num_read_again, self.num_prefilled, self.num_cached_tokens = len(self.tokens), 0, 0
+        self.decoding = self.proposed = self.misread = False
+        self.largest_K, self.saved, self.num_saved_pages = 0, None, 0
 
     def update(self, log: "RoundLog"):
         """Add the rounds of a call, up to the request's end.

@@ -32,6 +32,7 @@ class ReplaceableWeights:
         names: Names = "huggingface",
         atomic: bool = False,
         wait: bool = True,
+        recompute: bool = False,
     ) -> WeightUpdate:
         """Generate with new weights from now on, written into the memory of those of before; no program of the engine is
         compiled again.
@@ -55,6 +56,8 @@ class ReplaceableWeights:
           wait: whether requests that are under way end first. If not, they go on with the new weights and the keys and
             values of the old ones; ``Result.weights_versions`` says from which token on. After ``pause("abort")`` there are
             none, and after ``pause("keep")`` it has to be False. A stream that does not wait needs such a pause.
+          recompute: whether those that go on have the keys and values of their texts computed anew, by the new weights: the
+            next tokens are those that these weights give behind the text so far. It costs as much as prompts of that length.
 
         Raises:
           ValueError: a weight is missing, unknown, of another shape or dtype or not finite, or the target's format is none
@@ -63,21 +66,22 @@ class ReplaceableWeights:
           RuntimeError: another update is under way, the model is asleep or closed, or its devices belong to several
             processes.
         """
-        return self._weights.update(weights, draft, version, names, atomic, wait)
+        return self._weights.update(weights, draft, version, names, atomic, wait, recompute)
 
     def update_weights_from(
-        self, folder: str | os.PathLike, *, version: int | str | None = None, wait: bool = True
+        self, folder: str | os.PathLike, *, version: int | str | None = None, wait: bool = True, recompute: bool = False
     ) -> WeightUpdate:
         """``update_weights`` with the target's weights from a checkpoint folder, which are stored as those of the model
-        are. An error while they are read leaves the weights incomplete. With ``wait=False``, as for ``update_weights``, the
-        engine has to be paused.
+        are. They are read twice: first to look at all of them. With ``wait=False`` the engine has to be paused;
+        ``recompute`` as for ``update_weights``.
 
         Raises:
-          ValueError: the folder holds another model, or stores its weights in another way.
+          ValueError: the folder holds another model, stores its weights in another way, or has a file that is damaged or
+            numbers that are not finite. The weights of before stand.
         """
-        return self._weights.load(folder, version, wait)
+        return self._weights.load(folder, version, wait, recompute)
 
-    def restore(self, *, wait: bool = True) -> WeightUpdate:
-        """Have the weights of target and draft again that the model was loaded with, from its folders; ``wait`` as for
-        ``update_weights_from``."""
-        return self._weights.load(None, None, wait)
+    def restore(self, *, wait: bool = True, recompute: bool = False) -> WeightUpdate:
+        """Have the weights of target and draft again that the model was loaded with, from its folders; ``wait`` and
+        ``recompute`` as for ``update_weights_from``."""
+        return self._weights.load(None, None, wait, recompute)

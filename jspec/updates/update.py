@@ -15,6 +15,7 @@ import jax
 
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.tensors.finite import require_finite
 from jspec.checkpoints.tensors.params import stored_params
 from jspec.engine.engine import Engine
 from jspec.engine.loop import Loop
@@ -99,6 +100,7 @@ class ModelWeights:
         names: Names,
         atomic: bool,
         wait: bool,
+        recompute: bool = False,
     ) -> WeightUpdate:
         """As ``LLM.update_weights``."""
         require(names in get_args(Names), "names", names, f"one of {', '.join(get_args(Names))}")
@@ -129,17 +131,20 @@ class ModelWeights:
                     copied = self._write(changes, atomic)
                     if new_draft is not None:
                         self._engine.loop.replace_draft(new_draft)
-                    return copied, self.finish(version), time.perf_counter() - begin
+                    return copied, self.finish(version, recompute), time.perf_counter() - begin
 
             prepared = time.perf_counter() - began
             copied, now, seconds = self._engine.between_requests(apply, wait)
             return WeightUpdate(now, prepared + seconds, num_bytes, copied, self.target.num_compiled - compiled)
 
-    def load(self, folder: str | os.PathLike | None, version: int | str | None, wait: bool) -> WeightUpdate:
+    def load(
+        self, folder: str | os.PathLike | None, version: int | str | None, wait: bool, recompute: bool = False
+    ) -> WeightUpdate:
         """As ``LLM.update_weights_from``; None is the folder that the model was loaded from, whose draft is read, too.
 
         Raises:
-          ValueError: the folder holds another model, or its weights are stored in another way.
+          ValueError: the folder holds another model, its weights are stored in another way or not finite, or a file of it is
+            damaged.
         """
         self._require_pause(wait)
         with self._alone():
@@ -155,6 +160,8 @@ class ModelWeights:
                     f"{checkpoint.folder.given}: parameter {name!r} is {found.get(name)}: expected {own.get(name)}, as in "
                     "the model that is loaded"
                 )
+            if folder is not None:  # so that an error leaves the weights of before
+                require_finite(params.without(()), checkpoint.folder.given)
             old = self._origin and self._origin.draft if folder is None else None
             draft = None if old is None else built_like(self._draft, self._own_params(old, dtype), dtype, self._shards)
 
@@ -167,7 +174,7 @@ class ModelWeights:
                         self.target.publish()
                     if draft is not None:
                         loop.replace_draft(draft)
-                    return self.finish(version)
+                    return self.finish(version, recompute)
 
             now = self._engine.between_requests(apply, wait)
             num_bytes = sum(array.nbytes for array in self.target.leaves)
@@ -259,11 +266,11 @@ class ModelWeights:
 
         self._engine.between_requests(apply, wait)
 
-    def finish(self, version: int | str | None) -> int | str:
+    def finish(self, version: int | str | None, recompute: bool = False) -> int | str:
         """In the engine's thread: the weights are whole, and of a new version."""
         loop = self._engine.loop
         jax.block_until_ready(self.target.leaves)
-        loop.forget_weights()  # which reads the last tokens of the version before
+        loop.forget_weights(recompute)  # which reads the last tokens of the version before
         self._count += 1
         loop.weights_version = self._count if version is None else version
         loop.incomplete = None

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import shared
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from stored_params import stored_checkpoint
 from tiny import smallest
 
@@ -404,6 +404,11 @@ def test_a_folder_takes_the_place_of_another(tmp_path):
     assert written.token_ids == generate(after, "ab", temperature=0, max_tokens=8, dtype="float32").token_ids
     with pytest.raises(ValueError, match=r"parameter 'embedding' is .*: expected"):
         llm.update_weights_from(other)
+    held = load_file(before / "model.safetensors")
+    held["model.layers.0.mlp.down_proj.weight"][3, 5] = np.nan
+    save_file(held, before / "model.safetensors")
+    with pytest.raises(ValueError, match=r"parameter 'layers.0.mlp.down.weight' has NaN or infinity"):
+        llm.update_weights_from(before)
     assert llm.generate("ab", temperature=0, max_tokens=8).token_ids == written.token_ids
 
 

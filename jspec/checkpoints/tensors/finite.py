@@ -9,6 +9,7 @@ import numpy as np
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
+from jspec.checkpoints.tensors.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.tensor_names import names_of
 
@@ -29,6 +30,26 @@ def finite(tensor: Tensor, index: Index = ()) -> np.ndarray:
             "float16; fetch the checkpoint as it was published, in bfloat16"
         )
     return values
+
+
+def require_finite(params: StoredParams, where: str):
+    """Read all parameters, which their files then have, and refuse them unless all of their numbers are finite.
+
+    Args:
+      params: of a checkpoint.
+      where: its folder, for messages.
+
+    Raises:
+      Refusal: a number is infinite or NaN, or a file is damaged.
+    """
+    for name in params:
+        for values in params.parts(name, params.pieces(name, (), 4)):
+            if values.dtype.name == "bfloat16":  # as its bits, of which NumPy looks at many at a time
+                wrong = bool(((values.view(np.uint16) & 0x7F80) == 0x7F80).any())
+            else:
+                wrong = values.dtype.kind == "f" and not np.isfinite(values).all()
+            if wrong:
+                raise Refusal(f"{where}: parameter {name!r} has NaN or infinity: expected finite numbers")
 
 
 def with_finite_decays(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from jspec.engine.runner.programs import EngineProgram, PackedProgram
 from jspec.engine.runner.round_costs import round_costs
 from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.engine.runner.split_rounds import Dispatched, SplitRounds, decode_rows, processes, start_host_copies
+from jspec.engine.runner.state import Admission
 from jspec.engine.runner.step_builder import StepBuilder
 from jspec.engine.runner.swap import Swaps
 from jspec.engine.runner.warmup import WarmupProgress, run_each
@@ -149,7 +150,8 @@ class ModelRunner:
             self._prefill(schedule.chunks)
         for snapshot in schedule.snapshots:
             snapshot.saved = self._swaps.save_states(snapshot.row)
-        for inputs in self._inputs.admissions([(row_of(active), active.request) for active in schedule.admitted]):
+        admitted = [Admission(row_of(one), one.request, one.prefix) for one in schedule.admitted]
+        for inputs in self._inputs.admissions(admitted):
             self.batch.send_packed(self.batch.programs.admit, inputs)
         for swap in schedule.swap_in:
             self._swaps.swap_in(swap)

@@ -7,10 +7,10 @@ import numpy as np
 
 from jspec.config import EngineConfig
 from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of
-from jspec.engine.request import Request, row_of
+from jspec.engine.request import row_of
 from jspec.engine.runner.programs import PackedProgram, Programs
 from jspec.engine.runner.split_rounds import processes
-from jspec.engine.runner.state import AdmitInputs
+from jspec.engine.runner.state import Admission, AdmitInputs
 from jspec.engine.runner.step_io import PrefillInputs, empty_prefill, page_tables
 from jspec.engine.scheduler.prefill_batching import Chunk
 from jspec.engine.scheduler.schedule import Schedule
@@ -51,7 +51,7 @@ class ProgramInputs:
         inputs = empty_prefill(config, n)
         start, count = inputs.start.copy(), inputs.count.copy()
         for i, (active, begin, length) in enumerate(chunks):
-            inputs.tokens[i, : length + 1] = active.request.prompt[begin : begin + length + 1]
+            inputs.tokens[i, : length + 1] = active.prefix[begin : begin + length + 1]
             start[i], count[i], inputs.request_row[i] = begin, length, row_of(active)
             if begin + length == active.num_to_prefill:
                 inputs.row[i] = row_of(active)
@@ -65,8 +65,8 @@ class ProgramInputs:
             return self._programs.processing_decode[bucket], bucket
         return self._programs.decode[bucket, drafts_of(shape), budget_of(shape)], bucket
 
-    def admissions(self, requests: Sequence[tuple[int, Request]]) -> Iterator[AdmitInputs]:
-        """Inputs of ``admit`` for requests and their rows, as many at a time as the program takes."""
+    def admissions(self, requests: Sequence[Admission]) -> Iterator[AdmitInputs]:
+        """Inputs of ``admit`` for requests, as many at a time as the program takes."""
         most = self._programs.most_admitted
         for first in range(0, len(requests), most):
             yield AdmitInputs.of(self.config, self._vocab_size, most, requests[first : first + most])

@@ -14,7 +14,7 @@ from jspec.engine.request import Request
 from jspec.engine.runner.compile import Program, decode_options, one_order_options
 from jspec.engine.runner.host_packing import HostPacking
 from jspec.engine.runner.saved import restore, restore_states, save, save_states
-from jspec.engine.runner.state import AdmitInputs, DecodeState, admit, of_rows
+from jspec.engine.runner.state import Admission, AdmitInputs, DecodeState, admit, of_rows
 from jspec.engine.runner.step_builder import Leaves, StepBuilder
 from jspec.engine.runner.step_io import DecodeRows, GrammarInputs, VerifyInputs, empty_prefill
 from jspec.models.one_order import one_order
@@ -153,7 +153,7 @@ def _single(builder: StepBuilder) -> Iterator[tuple[str, Any, ProgramSpec]]:
     for n in config.chunk_buckets:
         chunks = empty_prefill(config, n)
         yield "prefill", n, ProgramSpec(f"prefill_{n}x{config.chunk}", prefill, WEIGHTS_AND_STATE, chunks)
-    no_request = (config.num_rows, Request(0, [0], SamplingParams(), np.zeros(2, np.uint32)))
+    no_request = Admission(config.num_rows, Request(0, [0], SamplingParams(), np.zeros(2, np.uint32)), [0])
     admission = AdmitInputs.of(config, builder.vocab_size, min(MOST_ADMITTED, config.max_batch), [no_request])
     chunks, call = empty_prefill(config, config.logprob_chunks), DecodeRows.of(config, config.max_batch, [], [], 1)
     for name, function, operands, example in (

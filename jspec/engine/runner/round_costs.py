@@ -12,6 +12,7 @@ from jspec.engine.request import Request
 from jspec.engine.round_log import RoundLog
 from jspec.engine.runner.device_batch import DeviceBatch
 from jspec.engine.runner.program_inputs import ProgramInputs
+from jspec.engine.runner.state import Admission
 from jspec.engine.runner.step_io import DecodeRows
 from jspec.sampling.params import SamplingParams
 
@@ -48,7 +49,7 @@ def measured(batch: DeviceBatch, rows: int, shape: RoundShape) -> float:
     call = DecodeRows.of(config, rows, range(rows), pages, config.rounds)
     inputs = ProgramInputs(programs, config, batch.builder.vocab_size)
     for _ in range(TIMED_CALLS + 1):
-        for admission in inputs.admissions([(row, request) for row in range(rows)]):
+        for admission in inputs.admissions([Admission(row, request, prompt) for row in range(rows)]):
             batch.send_packed(programs.admit, admission)
         jax.block_until_ready(batch.state.outcome)
         started = time.perf_counter()

@@ -6,7 +6,7 @@ The state is ONE pytree. It is donated to every program, which returns a new one
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -239,6 +239,20 @@ def of_rows(state: DecodeState) -> dict[str, Any]:
     return {name: getattr(state, name) for name in OF_ROWS}
 
 
+class Admission(NamedTuple):
+    """A request to admit.
+
+    Attributes:
+      row: a free row.
+      request: what was asked for.
+      prefix: the committed tokens: its prompt, and those of its completion that it has already.
+    """
+
+    row: int
+    request: Request
+    prefix: Sequence[int]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdmitInputs:
@@ -246,36 +260,33 @@ class AdmitInputs:
 
     Attributes:
       row: int32 ``[n]``, the row of each; B, which is no row, fills up the number.
-      prompt: int32 ``[n, S]``, their prompts, followed by zeros.
+      prefix: int32 ``[n, S]``, their committed tokens, followed by zeros.
       request: the row arrays of each request, with an axis of n in front.
     """
 
     row: Any
-    prompt: Any
+    prefix: Any
     request: RequestArrays
 
     @staticmethod
-    def of(config: EngineConfig, vocab_size: int, most: int, requests: Sequence[tuple[int, Request]]) -> "AdmitInputs":
-        """At most ``most`` requests, each after its row. ``vocab_size`` is V of the target."""
+    def of(config: EngineConfig, vocab_size: int, most: int, requests: Sequence[Admission]) -> "AdmitInputs":
+        """At most ``most`` requests. ``vocab_size`` is V of the target."""
         row = np.full(most, config.num_rows, np.int32)
-        row[: len(requests)] = [row for row, _ in requests]
-        prompts = [padded_prompt(request, config) for _, request in requests]
-        arrays = [request_arrays(request, config, vocab_size) for _, request in requests]
+        row[: len(requests)] = [row for row, *_ in requests]
+        prefixes = np.zeros((most, config.max_len), np.int32)
+        for place, (*_, prefix) in enumerate(requests):
+            prefixes[place, : len(prefix)] = prefix
+        arrays = [request_arrays(one.request, config, vocab_size, len(one.prefix)) for one in requests]
 
         def stacked(*values):
             return np.stack([*values, *[np.zeros_like(values[0])] * (most - len(values))])
 
-        return AdmitInputs(row, stacked(*prompts), jax.tree.map(stacked, *arrays))
+        return AdmitInputs(row, prefixes, jax.tree.map(stacked, *arrays))
 
 
-def padded_prompt(request: Request, config: EngineConfig) -> np.ndarray:
-    """The prompt on the host, int32 ``[S]``, followed by zeros."""
-    prompt = np.zeros(config.max_len, np.int32)
-    prompt[: len(request.prompt)] = request.prompt
-    return prompt
-
-
-def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> RequestArrays:
+def request_arrays(
+    request: Request, config: EngineConfig, vocab_size: int, num_committed: int | None = None
+) -> RequestArrays:
     """The row arrays of one request, on the host.
 
     They stay on the host because an argument of a program needs no transfer of its own.
@@ -284,6 +295,7 @@ def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> R
       request: the request to admit.
       config: its ``max_len`` bounds the text, and its ``logprobs_mode`` is that of requests without one.
       vocab_size: V of the target.
+      num_committed: how many tokens are committed; None for those of the prompt.
     """
     params, length, S = request.params, len(request.prompt), config.max_len
     stop_tokens = [*request.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(request.stop_tokens))]
@@ -293,7 +305,7 @@ def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> R
         return np.asarray(value, dtype)
 
     return RequestArrays(
-        length=array(length, np.int32),
+        length=array(length if num_committed is None else num_committed, np.int32),
         limit=array(request.limit(S), np.int32),
         min_length=array(length + params.min_tokens, np.int32),
         stop_tokens=array(stop_tokens, np.int32),
@@ -327,7 +339,7 @@ def admit(rows: dict[str, Any], inputs: AdmitInputs) -> dict[str, Any]:
     draft_rows = rows["draft_rows"]
     put_in = functools.partial(jax.tree.map, lambda x, new: x.at[at].set(new, mode="drop"))
     return rows | {
-        "tokens": rows["tokens"].at[at].set(inputs.prompt, mode="drop"),
+        "tokens": rows["tokens"].at[at].set(inputs.prefix, mode="drop"),
         "outcome": rows["outcome"].at[at].set(LIVE, mode="drop"),
         "request": put_in(rows["request"], request),
         "previous": rows["previous"].at[at].set(request.length - 1, mode="drop"),

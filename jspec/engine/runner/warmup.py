@@ -10,6 +10,7 @@ from jspec.engine.runner.compile import Program, require_wanted
 from jspec.engine.runner.device_batch import DeviceBatch
 from jspec.engine.runner.program_inputs import ProgramInputs
 from jspec.engine.runner.programs import EngineProgram
+from jspec.engine.runner.state import Admission
 from jspec.engine.runner.step_io import DecodeRows
 from jspec.sampling.params import SamplingParams
 
@@ -71,7 +72,7 @@ def run_each(
         decode = [every.processing_decode[b], *(program for (rows, *_), program in every.decode.items() if rows == b)]
         rounds |= {program: (program.packing.pack(call),) for program in decode}
     request = Request(0, [0], SamplingParams(max_tokens=1), np.zeros(2, np.uint32))
-    (admission,) = inputs.admissions([(0, request)])
+    (admission,) = inputs.admissions([Admission(0, request, request.prompt)])
     for program, args in programs:
         while program.calls < runs:
             require_wanted(batch.is_wanted)

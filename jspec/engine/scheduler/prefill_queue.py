@@ -42,8 +42,7 @@ class PrefillQueue:
 
     def find(self, active: ActiveRequest) -> list[int]:
         """The pages of a prompt in the prefix cache, which the request holds from now on."""
-        request = active.request
-        return self.pages.match(request.prompt, most_cached(active), self._config.chunk, request.salt)
+        return self.pages.match(active.prefix, most_cached(active), self._config.chunk, active.request.salt)
 
     def begin(self, active: ActiveRequest, num_pages: int):
         """Start the prefill of a request that was admitted with so many cached pages."""
@@ -93,7 +92,7 @@ class PrefillQueue:
         """
         for active in dict.fromkeys(chunk.active for chunk in chunks):
             slots = min(active.num_prefilled, most_cached(active))
-            self.pages.register(active.request.prompt, active.pages, slots, active.request.salt)
+            self.pages.register(active.prefix, active.pages, slots, active.request.salt)
         for snapshot in snapshots:
             self.pages.keep(snapshot)
 
@@ -119,13 +118,13 @@ class PrefillQueue:
         Without recurrent states that is so much as is worth waiting for, and with them the text up to the next snapshot,
         which is another one once a snapshot was found.
         """
-        request, most, config = active.request, most_cached(active), self._config
+        prefix, most, config = active.prefix, most_cached(active), self._config
         while True:
             start = active.num_prefilled
             end = config.next_snapshot(start, most)
             span = self._worth_waiting if end is None else end - start
             active.pages, slots, key = self.pages.look_again(
-                request.prompt, active.pages, start, most, config.chunk, span, request.salt
+                prefix, active.pages, start, most, config.chunk, span, active.request.salt
             )
             self._skip_cached(active, slots)
             if slots == start or config.snapshot_every is None:

@@ -240,6 +240,15 @@ class Scheduler:
             self.waiting = [entry for entry in self.waiting if entry[1] is not active]
             heapq.heapify(self.waiting)
 
+    def begin_anew(self):
+        """Let all requests under way wait to be admitted again, with the tokens that they have. No round is unread."""
+        for active in [*self._in_rows(), *self.swapped]:
+            if active.row is not None:
+                self._free(active)
+            active.begin_anew()
+            heapq.heappush(self.waiting, (active.seniority, active))
+        self.swapped.clear()
+
     def _free_rows_of_ending(self):
         """Free the rows of requests that rounds under way are certain to end: each round commits at least one token."""
         for active in self._in_rows():

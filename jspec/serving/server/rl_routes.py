@@ -114,14 +114,16 @@ async def _reset_prefix_cache(service: Service, _: Request) -> Response:
 
 
 async def _update_weights(root: Path | None, service: Service, http: Request) -> Response:
-    """``{"path": a folder below --weights-root, "weight_version": an int or text}``."""
+    """``{"path": a folder below --weights-root, "weight_version": an int or text, "recompute": true or false}``."""
     body = await read_object(service, http)
-    unknown = sorted(body.keys() - {"path", "weight_version"})
+    unknown = sorted(body.keys() - {"path", "weight_version", "recompute"})
     if unknown:
-        raise ApiError(400, f"{unknown[0]} is unknown: expected path and weight_version", unknown[0])
+        raise ApiError(400, f"{unknown[0]} is unknown: expected path, weight_version and recompute", unknown[0])
     folder, version = _folder_below(root, body.get("path")), _version_in(body, required=False)
-    llm = service.llm
-    done = await _called(lambda: llm.update_weights_from(folder, version=version, wait=not llm.is_paused))
+    llm, recompute = service.llm, body.get("recompute", False)
+    require_that(isinstance(recompute, bool), "recompute", recompute, "true or false")
+    options = {"version": version, "recompute": recompute}
+    done = await _called(lambda: llm.update_weights_from(folder, wait=not llm.is_paused, **options))
     return JSONResponse({"weight_version": done.version, "seconds": done.seconds, "bytes": done.num_bytes})
 
 
