@@ -67,6 +67,7 @@ class GenerationRequest(Body):
     allowed_token_ids: ListOf[int] | None = None
     bad_words: ListOf[str] | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: str | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = None
