@@ -26,7 +26,7 @@ _LOADING = {
     "enable_expert_parallel": "expert_parallel",
 }
 _SAME = ("dtype", "kv_cache_dtype", "activation_dtype", "gpu_memory_utilization", "swap_space", "snapshot_every")
-_SAME += ("snapshot_space", "max_waiting", "ngram_corpus", "download")
+_SAME += ("snapshot_space", "max_waiting", "logprobs_mode", "ngram_corpus", "download")
 _LOADING |= {name: name for name in _SAME}
 _DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-config
 # vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.

@@ -27,6 +27,7 @@ _OBJECTS = (
     "stream_options",
     "response_format",
     "structured_outputs",
+    "sampling_params",
     "chat_template_kwargs",
     "tool_choice",
     "thinking",

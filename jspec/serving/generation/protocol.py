@@ -67,6 +67,7 @@ class GenerationRequest(Body):
     allowed_token_ids: ListOf[int] | None = None
     bad_words: ListOf[str] | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: str | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = None
@@ -173,9 +174,10 @@ _UNSUPPORTED: Unsupported = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ((), _GUIDED)),
     **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag"), ((), _GUIDED)),
     "logits_processors": ((), "jspec has nothing like it"),
-    "mm_processor_kwargs": ((), "jspec reads text alone"),
-    "kv_transfer_params": ((), "jspec has nothing like it"),
-    "vllm_xargs": ((), "jspec has nothing like it"),
+    **dict.fromkeys(("mm_processor_kwargs", "features", "content_parts"), ((), "jspec reads text alone")),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params"), ((), "jspec has nothing like it")),
+    "output_mode": (("tokens",), "only token ids come back; /v1/completions gives text"),
+    **dict.fromkeys(("vllm_xargs", "extra_args"), ((), "jspec has nothing like it")),
 }
 
 B = TypeVar("B", bound=Body)

@@ -41,15 +41,22 @@ class RequestSettings:
     tenant: str
 
     @classmethod
-    def of(cls, service: Service, request: GenerationRequest, num_prompts: int, tenant: Tenant) -> "RequestSettings":
-        """The settings of a request, checked.
+    def of(
+        cls,
+        service: Service,
+        request: GenerationRequest,
+        num_prompts: int,
+        tenant: Tenant,
+        defaults: SamplingParams | None = None,
+    ) -> "RequestSettings":
+        """The settings of a request, checked. What it leaves open comes from ``defaults``, or else from the checkpoint.
 
         Raises:
           ApiError: 400.
         """
         limits, priority, salt = service.limits, request.priority or 0, request.cache_salt
         count = num_choices(request, num_prompts, limits, service.room)
-        params = params_of(request, service.llm.default_sampling_params, limits)
+        params = params_of(request, defaults or service.llm.default_sampling_params, limits)
         ok, most = salt is None or 1 <= len(salt) <= limits.max_cache_salt, limits.max_cache_salt
         require_that(ok, "cache_salt", salt, f"1 to {most} characters (--max-cache-salt)")
         alone = "0; the server was not started with --scheduling-policy priority"

@@ -3,6 +3,7 @@
 choice_response.py  a response of choices, complete or as chunks
 completions.py      ``/v1/completions``
 chat.py             ``/v1/chat/completions``
+generate.py         ``/inference/v1/generate``
 logprobs.py         log-probabilities in OpenAI's formats
 tokenize.py         ``/tokenize`` and ``/detokenize``
 """

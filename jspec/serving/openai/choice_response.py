@@ -39,8 +39,6 @@ class ChoiceResponse(GenerationResponse):
     ):
         super().__init__(service, request, model, requests, request_id)
         self.n, self._options = n, request.stream_options or StreamOptions()
-        self._head = {"id": f"{self.prefix}-{request_id}", "created": self.created, "model": model}
-        self._fingerprint = {"system_fingerprint": f"jspec-{jspec.__version__}"}
         self._begun: set[int] = set()  # choices that have had a chunk
         self._num_tokens = 0  # of all completions so far
         sourced = requests if request.return_token_sources and request.stream else ()
@@ -53,8 +51,7 @@ class ChoiceResponse(GenerationResponse):
     def complete(self) -> dict[str, Any]:
         results = [self.results[index] for index in range(len(self.requests))]
         choices = [self._choice(index, self.whole(index, result), result) for index, result in enumerate(results)]
-        head = {**self._head, "object": self.complete_object, **self._fingerprint}
-        return {**head, "choices": choices, "usage": self._usage(), **self.extras()}
+        return {**self.head(streamed=False), "choices": choices, "usage": self._usage(), **self.extras()}
 
     def told(self, index: int, delta: Delta) -> Iterable[bytes]:
         content, request = self.shown(index, delta), self.request
@@ -78,6 +75,12 @@ class ChoiceResponse(GenerationResponse):
         result, logprobs = output.result if isinstance(output, Delta) else output, self.logprobs(index, output)
         ending, details = self.ending(index, result), self.details(index, output)
         return {"index": index, **content, "logprobs": logprobs, **ending, **details}
+
+    def head(self, streamed: bool) -> dict[str, Any]:
+        """The fields before the choices, of a complete response or a chunk."""
+        kind = self.chunk_object if streamed else self.complete_object
+        head = {"id": f"{self.prefix}-{self.request_id}", "created": self.created, "model": self.model}
+        return {**head, "object": kind, "system_fingerprint": f"jspec-{jspec.__version__}"}
 
     @abc.abstractmethod
     def whole(self, index: int, result: Result) -> dict[str, Any]:
@@ -122,7 +125,7 @@ class ChoiceResponse(GenerationResponse):
         return fields
 
     def _chunk(self, choices: list[Any], delta: Delta | None = None) -> dict[str, Any]:
-        chunk = {**self._head, "object": self.chunk_object, **self._fingerprint, "choices": choices}
+        chunk = {**self.head(streamed=True), "choices": choices}
         if delta is not None and self._options.continuous_usage_stats:
             chunk["usage"] = self._usage()
         elif self._options.include_usage:

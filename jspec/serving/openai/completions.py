@@ -146,18 +146,7 @@ def _prompts(service: Service, request: CompletionRequest) -> list[Any]:
       ApiError: 400; ``prompt`` is neither a prompt nor a list of prompts, or one is several times longer than the context.
     """
     given, most = request.prompt, service.limits.max_prompts
-    longest = COUNTED_CONTEXTS * service.max_len
-
-    def ids(value: Any) -> list[int]:
-        """A prompt of token ids; of one that will be truncated, at least the remaining ones."""
-        if isinstance(value, list) and len(value) > longest:
-            if request.truncate_prompt_tokens is None:
-                raise service.too_long("prompt", len(value))
-            value = value[-longest:]
-        if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-            raise wrong("prompt", value, "a list of token ids")
-        return value
-
+    ids = functools.partial(token_ids_of, service, request, "prompt")
     if given is None:
         raise ApiError(400, "prompt is missing", "prompt")
     if isinstance(given, str):
@@ -170,3 +159,19 @@ def _prompts(service: Service, request: CompletionRequest) -> list[Any]:
     if len(given) > most:
         raise ApiError(400, f"prompt has {len(given)} prompts: expected at most {most} (--max-prompts)", "prompt")
     return [prompt if isinstance(prompt, str) else ids(prompt) for prompt in given]
+
+
+def token_ids_of(service: Service, request: CompletionRequest, name: str, value: Any) -> list[int]:
+    """A prompt of token ids, in the field ``name``; of one that will be truncated, at least the remaining ones.
+
+    Raises:
+      ApiError: 400; it is no list of token ids, or several times longer than the context.
+    """
+    longest = COUNTED_CONTEXTS * service.max_len
+    if isinstance(value, list) and len(value) > longest:
+        if request.truncate_prompt_tokens is None:
+            raise service.too_long(name, len(value))
+        value = value[-longest:]
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise wrong(name, value, "a list of token ids")
+    return value

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two formats, of chats and of completions, and in vLLM's of prompts."""
+"""Log-probabilities in OpenAI's two formats, of chats and of completions, and in vLLM's, of token ids and of prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -84,6 +84,22 @@ class TextOffsets:
             added = _text(token, None) if self._detokenizer is None else self._detokenizer.add([token])
             self._length += len(added)
         return offsets
+
+
+def id_logprobs(token_ids: Sequence[int], places: Sequence[Place]) -> dict[str, Any]:
+    """``choices[].logprobs`` of ``/inference/v1/generate``, with token ids in place of texts.
+
+    As in vLLM, ``top_logprobs`` are the token itself, and then the likeliest. ``token_id`` and ``rank`` are fields of vLLM
+    0.33; ``token`` is that of earlier ones, which the client of ``renderers`` 0.1.12 requires.
+    """
+
+    def entry(token: int, known: Logprob) -> dict[str, Any]:
+        return {"token": _text(token, None), "token_id": token, "logprob": _finite(known.logprob), "rank": known.rank}
+
+    content = []
+    for token, place in zip(token_ids, places, strict=True):
+        content.append({**entry(token, place[token]), "top_logprobs": [entry(*pair) for pair in place.items()]})
+    return {"content": content}
 
 
 def prompt_logprobs(places: Sequence[Place | None]) -> list[dict[str, Any] | None]:

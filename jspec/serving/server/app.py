@@ -16,6 +16,7 @@ from jspec.serving.generation.service import Service
 from jspec.serving.http.errors import ApiError
 from jspec.serving.openai.chat import chat
 from jspec.serving.openai.completions import completions
+from jspec.serving.openai.generate import generate
 from jspec.serving.openai.tokenize import detokenize, tokenize, tokenizer_info
 from jspec.serving.responses_api.endpoints import forget_response, responses, stored_response
 from jspec.serving.server.metrics import EngineCollector
@@ -46,6 +47,7 @@ def make_app(service: Service, rl_routes: RLRoutes | None = None) -> ASGIApp:
         ("GET", "/v1/models/{model:path}"): _model,
         ("POST", "/v1/completions"): completions,
         ("POST", "/v1/chat/completions"): chat,
+        ("POST", "/inference/v1/generate"): generate,
         ("POST", "/v1/responses"): responses,
         ("GET", "/v1/responses/{id}"): stored_response,
         ("DELETE", "/v1/responses/{id}"): forget_response,

@@ -6,6 +6,7 @@ import dataclasses
 from jspec._validation import require_packages
 from jspec.commands.group_args import RAY, add_group_options, group_of
 from jspec.commands.model_args import add_model_options, add_speculation_options, local_models
+from jspec.config.engine import LOGPROBS_MODES
 from jspec.serving.http.limits import Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
@@ -31,6 +32,8 @@ def _add_requests(parser: argparse.ArgumentParser):
         "--served-model-name", nargs="+", metavar="NAME", help="names of the model for clients; the target"
     )
     parser.add_argument("--max-waiting", type=int, default=1024, help="requests that may wait; %(default)s")
+    modes = "log-probabilities of the target itself, or of the distribution that tokens are drawn from; the first"
+    parser.add_argument("--logprobs-mode", choices=LOGPROBS_MODES, help=modes)
     parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template in place of the checkpoint's")
     parser.add_argument(
         "--tool-call-parser",

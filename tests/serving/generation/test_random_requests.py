@@ -17,6 +17,7 @@ from jspec.llm import LLM
 from jspec.serving.anthropic.protocol import MessagesRequest
 from jspec.serving.generation import protocol
 from jspec.serving.http.limits import Limits
+from jspec.serving.openai.generate import NAMES, GenerateRequest
 from jspec.serving.responses_api.protocol import ResponsesRequest
 
 V = 2048
@@ -27,8 +28,10 @@ PATHS = {
     "/detokenize": protocol.DetokenizeRequest,
     "/v1/messages": MessagesRequest,
     "/v1/responses": ResponsesRequest,
+    "/inference/v1/generate": GenerateRequest,
 }
 NEEDED = {"/v1/completions": {"prompt"}, "/detokenize": {"tokens"}, "/v1/responses": {"input"}}
+NEEDED["/inference/v1/generate"] = {"token_ids", "sampling_params"}
 NEEDED["/v1/messages"] = {"messages", "max_tokens"}
 LIMITS = Limits(max_body_bytes=20_000, max_n=3, max_choices=6, max_prompts=4)
 
@@ -97,7 +100,9 @@ plausible = {
     "tool_choice": st.sampled_from(["none", "auto", "required"])
     | st.fixed_dictionaries({"type": st.sampled_from(["auto", "any", "tool", "function"]) | values, "name": names}),
     "tools": st.lists(st.fixed_dictionaries({}, optional=tool), max_size=2),
+    "token_ids": ids,
 }
+plausible["sampling_params"] = st.fixed_dictionaries({}, optional={n: plausible.get(n, scalars) for n in (*NAMES, "x")})
 
 
 @st.composite

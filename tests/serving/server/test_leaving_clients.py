@@ -41,6 +41,7 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "budget": {"thinking": {"type": "enabled", "budget_tokens": 5}},
         "form": {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
     },
+    "/inference/v1/generate": {"plain": {}},
 }
 # When the client leaves: while its prompt is prepared, while its grammar is compiled, or after so many steps of the engine.
 MOMENTS = ["prompt", "grammar", 0, 1, 4]
@@ -54,6 +55,8 @@ TEST = CASES[::11]
 
 
 def body_of(path: str, kind: str, stream: bool) -> dict[str, Any]:
+    if path == "/inference/v1/generate":
+        return {"token_ids": [7] * 20, "sampling_params": {"max_tokens": 150, "logprobs": 1}, "stream": stream}
     size = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     conversation = {"input": MESSAGES} if path == "/v1/responses" else {"messages": MESSAGES}
     return {**conversation, size: 150, "stream": stream, "model": "family", **KINDS[path][kind]}

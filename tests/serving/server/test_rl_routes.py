@@ -77,6 +77,9 @@ def test_new_weights_come_from_a_folder_below_the_root(client, root):
     assert client("GET", "/weight_info").json() == {"weight_version": "one", "complete": True}
     assert client("POST", "/update_weight_version", {"weight_version": 7}).json() == {"weight_version": 7}
     assert family().generate("def main(", max_tokens=1).weights_versions == ((7, 0),)  # pyright: ignore
+    asked = {"token_ids": [292], "sampling_params": {"max_tokens": 2}}
+    [choice] = client("POST", "/inference/v1/generate", asked).json()["choices"]
+    assert choice["weight_versions"] == [{"version": 7, "start": 0, "end": 2}]
     family().restore()
     assert text(client) == before
     assert client("POST", "/update_weights", {"path": str(root.resolve() / "step 1")}).status_code == 200

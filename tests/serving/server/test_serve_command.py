@@ -37,6 +37,7 @@ LOADING = [  # options, and the argument of ``jspec.load`` that they are
     ("--kv-cache-dtype fp8", "kv_cache_dtype", "fp8"),
     ("--activation-dtype int8", "activation_dtype", "int8"),
     ("--max-waiting 5", "max_waiting", 5),
+    ("--logprobs-mode processed_logprobs", "logprobs_mode", "processed_logprobs"),
     ("--ngram-corpus f", "ngram_corpus", "f"),
     ("--reproducible", "reproducible", True),
     ("--no-enable-prefix-caching", "prefix_cache", False),

@@ -42,7 +42,10 @@ def scope_of(path: str = "/v1/completions") -> dict:
     return {**plain, "query_string": b"", "root_path": "", "http_version": "1.1", "scheme": "http"}
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/version", "/metrics", "/v1/completions", "/tokenize", "/nowhere"])
+PRIVATE = ["/v1/models", "/version", "/metrics", "/v1/completions", "/inference/v1/generate", "/tokenize", "/nowhere"]
+
+
+@pytest.mark.parametrize("path", PRIVATE)
 def test_every_path_but_health_needs_a_key(path):
     service = service_of(family(), keys=Keys(["one", "two"]))
     for header in (None, "one", "Bearer", "Bearer three", "Basic one", "Bearer one two", "Bearer \xe9"):
