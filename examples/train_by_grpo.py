@@ -10,6 +10,7 @@ the answers are exact samples of the newest weights. The reward is the number of
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,38 +34,69 @@ def log_probabilities(model: Any, tokens: jax.Array) -> jax.Array:
     return jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=-1)[..., 0]
 
 
-def train(steps: int = 20, learning_rate: float = 3e-4, seed: int = 0) -> list[float]:
-    """The mean reward of each step."""
-    sizes: dict[str, Any] = {"max_batch": len(PROMPTS) * SAMPLES, "max_len": 64, "dtype": "float32"}
-    llm = jspec.load(MODELS / "target", MODELS / "eagle3", num_draft_tokens=3, **sizes)
-    target: Any = llm.target
-    graph, weights = nnx.split(target)
-    weights = jax.tree.map(jnp.copy, weights)  # the engine's are written over
-    optimizer = optax.adam(learning_rate)
-    state = optimizer.init(weights)
-    params = jspec.SamplingParams(n=SAMPLES, max_tokens=TOKENS, logprobs=0, ignore_eos=True)
+class Learner:
+    """Weights of a target that GRPO moves, in copies of its own: the engine's are written over.
 
-    def loss(weights, tokens, old, advantages, is_new):
-        ratio = jnp.exp(log_probabilities(nnx.merge(graph, weights), tokens) - old)
-        gain = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantages)
-        return -(gain * is_new).sum() / is_new.sum()
+    Attributes:
+      weights: the target's.
+      moments: the optimizer's state.
+    """
 
-    @jax.jit
-    def step(weights, state, *batch):
-        updates, state = optimizer.update(jax.grad(loss)(weights, *batch), state)
-        return optax.apply_updates(weights, updates), state
+    def __init__(self, target: Any, learning_rate: float = 3e-4):
+        self._graph, weights = nnx.split(target)
+        self.weights = jax.tree.map(jnp.copy, weights)
+        optimizer = optax.adam(learning_rate)
+        self.moments = optimizer.init(self.weights)
 
-    rewards = []
-    for number in range(steps):
-        began = time.perf_counter()
-        groups: Any = llm.generate(PROMPTS, params, key=jax.random.key(seed + number))
-        answers = [one for group in groups for one in group]
+        def loss(weights, tokens, old, advantages, is_new):
+            ratio = jnp.exp(log_probabilities(nnx.merge(self._graph, weights), tokens) - old)
+            gain = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantages)
+            return -(gain * is_new).sum() / is_new.sum()
+
+        @jax.jit
+        def update(weights, moments, *batch):
+            updates, moments = optimizer.update(jax.grad(loss)(weights, *batch), moments)
+            return optax.apply_updates(weights, updates), moments
+
+        self._update = update
+
+    def learn(self, answers: list[jspec.Result]) -> float:
+        """Move the weights towards the better answers of each prompt; returns the mean reward."""
         earned = np.array([lines(one.text) for one in answers], np.float32).reshape(-1, SAMPLES)
         advantages = (earned - earned.mean(1, keepdims=True)) / (earned.std(1, keepdims=True) + 1e-4)
         batch = batch_of(answers, advantages.reshape(-1))
-        weights, state = jax.block_until_ready(step(weights, state, *batch))
-        done = llm.update_weights(flat_params(nnx.merge(graph, weights)), names="jspec")
-        rewards.append(float(earned.mean()))
+        self.weights, self.moments = jax.block_until_ready(self._update(self.weights, self.moments, *batch))
+        return float(earned.mean())
+
+    def params(self) -> dict[str, jax.Array]:
+        """The weights by jspec's names."""
+        return flat_params(nnx.merge(self._graph, self.weights))
+
+
+def load(prompts: int) -> jspec.LLM:
+    """The target and its draft head, to sample answers to so many prompts at once."""
+    sizes: dict[str, Any] = {"max_batch": prompts * SAMPLES, "max_len": 64, "dtype": "float32"}
+    return jspec.load(MODELS / "target", MODELS / "eagle3", num_draft_tokens=3, **sizes)
+
+
+def sample(llm: jspec.LLM, seed: int, places: Sequence[int]) -> list[jspec.Result]:
+    """``SAMPLES`` answers to each of the prompts at these places, whichever others are asked beside it."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.array(places))
+    params = jspec.SamplingParams(n=SAMPLES, max_tokens=TOKENS, logprobs=0, ignore_eos=True)
+    groups: Any = llm.generate([PROMPTS[place] for place in places], params, key=keys)
+    return [one for group in groups for one in group]
+
+
+def train(steps: int = 20, seed: int = 0) -> list[float]:
+    """The mean reward of each step."""
+    llm = load(len(PROMPTS))
+    learner = Learner(llm.target)
+    rewards = []
+    for number in range(steps):
+        began = time.perf_counter()
+        answers = sample(llm, seed + number, range(len(PROMPTS)))
+        rewards.append(learner.learn(answers))
+        done = llm.update_weights(learner.params(), names="jspec")
         accepted = np.mean([one.stats.mean_acceptance_length for one in answers])
         took = f"{time.perf_counter() - began:5.1f} s, update {1e3 * done.seconds:.0f} ms"
         bar = "#" * round(3 * rewards[-1])

@@ -31,7 +31,7 @@ def test_an_example_runs(monkeypatch, capsys, name, arguments, expected):
 
 def test_every_example_is_run():
     parameters = next(mark for mark in test_an_example_runs.pytestmark if mark.name == "parametrize").args[1]
-    with_ray = {"ray_data", "ray_serve"}  # tests/examples/test_ray_examples.py
+    with_ray = {"ray_data", "ray_serve", "train_by_grpo_on_ray"}  # tests/examples/test_ray_examples.py
     assert {name for name, *_ in parameters} | with_ray == {file.stem for file in EXAMPLES.glob("*.py")}
 
 

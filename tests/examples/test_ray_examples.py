@@ -1,4 +1,5 @@
-"""The examples with Ray: a job that is killed answers every prompt once, and a served model streams the same texts.
+"""The examples with Ray: a killed job answers every prompt once, a served model streams the same texts, and training is the
+same whatever is killed.
 
 They run as processes of their own, because Ray warns of its own deprecations and keeps processes in the background.
 """
@@ -8,6 +9,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import runpy
 import signal
 import socket
@@ -18,10 +20,14 @@ import warnings
 
 import httpx
 import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import psutil
 import pytest
 from tiny import smallest
 
 import jspec
+from jspec.checkpoints.converted.orbax import quiet
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 START = 300  # seconds
@@ -148,3 +154,76 @@ def test_model_is_served(tmp_path, target, monkeypatch, shards):
         assert (wrong.status_code, wrong.text.startswith("temperature=-1")) == (400, True)
         process.send_signal(signal.SIGINT)
         process.wait(60)
+
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> tuple[dict[int, str], list[np.ndarray]]:
+    """The rewards and the last weights of a run by one engine."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    with running(home, "train_by_grpo_on_ray", *training(home, 1)) as process:
+        assert process.wait(START) == 0, (home / "log").read_text()[-3000:]
+    assert "the reward rose from" in (home / "log").read_text()
+    return rewards_of(home), trained(home)
+
+
+@pytest.mark.long
+def test_training_by_ray_is_that_of_one_process(tmp_path, undisturbed):
+    with running(tmp_path, "train_by_grpo", "--steps", STEPS) as process:
+        assert process.wait(START) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert rewards_of(tmp_path) == undisturbed[0]  # means of 32 integers: two digits are all of it
+
+
+@pytest.mark.long
+def test_training_is_the_same_whatever_is_killed(tmp_path, undisturbed):
+    """An engine that samples, the trainer behind its checkpoint, and then the program."""
+    with running(tmp_path, "train_by_grpo_on_ray", *training(tmp_path, 2)) as process:
+        until(lambda: 0 in rewards_of(tmp_path), process, tmp_path)
+        until(lambda: kill_one_that(process, "ray::Engine.sample"), process, tmp_path)
+        until(lambda: 2 in rewards_of(tmp_path), process, tmp_path)
+        assert kill_one_that(process, "ray::Trainer")
+        until(lambda: "the trainer was lost" in (tmp_path / "log").read_text(), process, tmp_path)
+        until(lambda: 3 in rewards_of(tmp_path), process, tmp_path)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert re.search(r"the trainer was lost in step \d, and goes on with step 2$", (tmp_path / "log").read_text(), re.M)
+    before = rewards_of(tmp_path)
+    with running(tmp_path, "train_by_grpo_on_ray", *training(tmp_path, 2)) as process:
+        assert process.wait(START) == 0, (tmp_path / "log").read_text()[-3000:]
+    after = rewards_of(tmp_path)
+    assert min(after) == 4
+    assert before | after == undisturbed[0]
+    for found, expected in zip(trained(tmp_path), undisturbed[1], strict=True):
+        np.testing.assert_array_equal(found, expected, strict=True)
+
+
+def training(home: pathlib.Path, engines: int) -> list:
+    return [home / "checkpoints", "--steps", STEPS, "--every", 2, "--engines", engines]
+
+
+def rewards_of(home: pathlib.Path) -> dict[int, str]:
+    """Step -> reward, in what an example has printed. A step that is made twice has the same reward."""
+    printed = re.findall(r"^step +(\d+)  reward +([\d.]+) ", (home / "log").read_text(), re.M)
+    assert len({number for number, _ in printed}) == len(set(printed))
+    return {int(number): reward for number, reward in printed}
+
+
+def trained(home: pathlib.Path) -> list[np.ndarray]:
+    """What the last checkpoint holds: the weights, and the state of the optimizer."""
+    with quiet():
+        return ocp.StandardCheckpointer().restore(home / "checkpoints" / str(STEPS) / "state")
+
+
+def kill_one_that(driver: subprocess.Popen, does: str) -> bool:
+    """Kill an actor whose title begins so, if there is one. It stands still when its title is read, and is in that call."""
+    for actor in psutil.Process(driver.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "".join(actor.cmdline()[:1]).startswith(does):
+                actor.suspend()
+                if "".join(actor.cmdline()[:1]).startswith(does):
+                    actor.kill()
+                    return True
+                actor.resume()
+    return False
