@@ -1,5 +1,6 @@
 """The programs in examples/ run as they stand, and print what they promise; so does a page that says it does."""
 
+import json
 import pathlib
 import re
 import runpy
@@ -56,6 +57,7 @@ def test_the_examples_of_the_page_on_rollouts_run_one_after_the_other(capsys):
     page = (ROOT / "docs/guides/rollouts.md").read_text()
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), names := {})
     printed = capsys.readouterr().out.splitlines()
+    assert len(json.loads(printed.pop(0))) == 4
     assert "((1, 0),)" in printed.pop(0)
     assert printed[:3] == ["True", "length", "the model is asleep: call wake_up()"]
     assert printed[-1] == "length"
