@@ -134,7 +134,7 @@ class TensorsInMemory(Checkpoint):
             if array.dtype.name not in STORED_DTYPES:
                 raise Refusal(f"weights[{name!r}] is {array.dtype}: expected one of {', '.join(STORED_DTYPES)}")
         return {
-            name: _HostTensor(name, "weights", Path(WHERE), tuple(array.shape), array.dtype.name, self._arrays)
+            name: _HostTensor(name, "weights", Path(WHERE), tuple(array.shape), array.dtype.name, self._arrays, name)
             for name, array in self._arrays.items()
         }
 
@@ -164,4 +164,4 @@ class _HostTensor(ArrayTensor):
     def read_part(self, index: Index) -> np.ndarray:
         part = super().read_part(index)
         # JAX keeps the host's copy of an array that was read with that array, here with the caller's.
-        return np.asarray(part.copy() if part is self.arrays[self.name] else part)
+        return np.asarray(part.copy() if part is self.arrays[self.key] else part)

@@ -42,7 +42,7 @@ class NamedArrays:
         for name, array in given.items():
             require_array(name, array)
         tensors: dict[str, Tensor] = {
-            name: ArrayTensor(name, WHERE, Path(), tuple(array.shape), array.dtype.name, self.arrays)
+            name: ArrayTensor(name, WHERE, Path(), tuple(array.shape), array.dtype.name, self.arrays, name)
             for name, array in given.items()
         }
         self.layout = layout = layout_of(tensors)
@@ -92,7 +92,7 @@ class NamedArrays:
     def needed(self, param: str) -> list[str]:
         """The names of the arrays that a parameter is made of."""
         found = (_origin(self.layout.tensors[tensor]) for tensor in self.tensors_of[param])
-        return list(dict.fromkeys(one.name for one in found if isinstance(one, ArrayTensor)))
+        return list(dict.fromkeys(one.key for one in found if isinstance(one, ArrayTensor)))
 
 
 def decoder_tensors(config: ModelConfig, names: Names, tensors: dict[str, Tensor]) -> Layout:
@@ -139,7 +139,7 @@ def _origin(tensor: Any) -> Any:
 def _recipe(tensor: Any) -> tuple:
     """What is done to an array that a tensor is made of, and its name."""
     if isinstance(tensor, ArrayTensor):
-        return (tensor.name,)
+        return tensor.key, tensor.shape
     if isinstance(tensor, TensorPart):
         return tensor.name, tensor.part.axis, _recipe(tensor.origin)
     if (origin := getattr(tensor, "origin", None)) is not None:

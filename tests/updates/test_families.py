@@ -1,5 +1,6 @@
 """A model of every family with new weights has the arrays of one that was loaded with these, bit for bit."""
 
+import json
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tiny import ARCHITECTURES, tiny_checkpoint
+from wrapper_checkpoints import WRAPPED, copied, rewrite, save_wrapper
 
 import jspec
 from convert import convert
@@ -106,3 +108,18 @@ def test_shards_stay_where_they_are(architecture, tmp_path):
     assert [leaf.sharding for leaf in llm.engine.runner.batch.leaves[0]] == places
     llm.restore()
     require_same(llm, load(before, tensor_parallel=2, **SMALL))
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_the_text_model_of_a_multimodal_one(name, tmp_path):
+    """By the names of its files, the vision part's among them: written in place, and loaded from arrays."""
+    pytest.importorskip("torch")
+    before, after = tmp_path / "before", tmp_path / "after"
+    save_wrapper(before, name)
+    rewrite(copied(before, after), tensors=lambda held: {n: x * x.dtype.type(1.5) for n, x in held.items()})
+    llm, fresh = (load(folder, dtype="float32", **SMALL) for folder in (before, after))
+    given = arrays_of(after)
+    llm.update_weights(given)
+    require_same(llm, fresh)
+    fields = json.loads((after / "config.json").read_text())
+    require_same(load(jspec.InMemory(fields, given), dtype="float32", **SMALL), fresh)

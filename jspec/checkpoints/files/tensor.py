@@ -81,13 +81,24 @@ class ComputedTensor(Tensor):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayTensor(Tensor):
-    """An array of a caller in the place of a tensor in files. Its parts are those of ``arrays[name]``, which may be that
-    of a trace."""
+    """An array of a caller in the place of a tensor in files.
+
+    Attributes:
+      arrays: name -> array, which may be that of a trace.
+      key: its name there.
+    """
 
     arrays: dict[str, Any]
+    key: str
+
+    @property
+    def array(self) -> Any:
+        """The array, of this shape."""
+        array = self.arrays[self.key]
+        return array if array.shape == self.shape else array.reshape(self.shape)
 
     def read_part(self, index: Index) -> Any:
-        return self.arrays[self.name][index]
+        return self.array[index]
 
 
 @dataclasses.dataclass(frozen=True)
