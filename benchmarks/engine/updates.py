@@ -97,8 +97,6 @@ def run(shape: str, form: str, small: bool):
     before = first_token(engine, config.vocab_size)
     for dtype in (jnp.bfloat16, jnp.float32):
         for names in ("huggingface", "jspec"):
-            if form == "int4" and names == "jspec":
-                continue  # the values of some layers are parameters of their own there
             print(measure(weights, config, form, names, dtype), flush=True)
     after = first_token(engine, config.vocab_size)
     print(

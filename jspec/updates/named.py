@@ -14,7 +14,7 @@ from jspec.checkpoints.files.tensor import FLOAT_DTYPES, ArrayTensor, Tensor, jo
 from jspec.checkpoints.huggingface.multimodal import text_tensors
 from jspec.checkpoints.tensors.layout import Layout, decoder_layout, params_as_tensors
 from jspec.checkpoints.tensors.names import Placement, with_values_apart
-from jspec.checkpoints.tensors.parts import TensorPart
+from jspec.checkpoints.tensors.parts import Part, TensorPart
 from jspec.config import ModelConfig
 
 Names = Literal["huggingface", "jspec"]
@@ -108,11 +108,25 @@ def decoder_tensors(config: ModelConfig, names: Names, tensors: dict[str, Tensor
       ValueError: a tensor has a shape that no layout has, or the names begin in two ways.
     """
     if names == "jspec":
-        return params_as_tensors(config, tensors)
+        return params_as_tensors(config, tensors | dict(_values_apart(config, tensors)))
     text, others = text_tensors(tensors, WHERE)
     layout = decoder_layout(dataclasses.replace(config, quantization=None, other_formats=()), text)
     table = with_values_apart(layout.table, config)
     return dataclasses.replace(layout, table=table, left_out=layout.left_out | others)
+
+
+def _values_apart(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Queries with keys, and values, of tensors that have all three, as those of models do that are not quantised, where
+    values are a parameter of their own."""
+    shapes = config.param_shapes()
+    for values in (name for name in shapes if ".attention.values." in name and name not in tensors):
+        joint = values.replace(".values.", ".qkv.")
+        if joint not in tensors or (whole := tensors[joint]).shape[0] != shapes[joint][0] + shapes[values][0]:
+            continue
+        for name, start in ((joint, 0), (values, shapes[joint][0])):
+            rows = np.arange(start, start + shapes[name][0])
+            part = Part(joint, 0, len(rows), lambda rows=rows: rows)
+            yield name, TensorPart(name, whole.file, whole.path, shapes[name], whole.dtype, whole, part)
 
 
 def require_array(name: Any, array: Any):

@@ -85,7 +85,8 @@ def test_the_names_of_a_model_in_transformers(architecture, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("quantization", "names"), [("int8", "huggingface"), ("fp8", "jspec"), ("int4", "huggingface")]
+    ("quantization", "names"),
+    [("int8", "huggingface"), ("fp8", "jspec"), ("int4", "huggingface"), ("int4", "jspec")],
 )
 def test_weights_are_rounded_as_those_before(quantization, names, tmp_path):
     folders = [tiny_checkpoint(tmp_path / str(seed), seed=seed, hidden_size=128) for seed in range(2)]
