@@ -77,8 +77,8 @@ class LLM(BesideTrainer, ReplaceableWeights):
             config = unpinned(config, target, draft_model if decides else None)
         auto = speculation.auto and method is not None
         budgeted = speculation.verify_budget is not None and method is not None
-        fixed = not (auto or budgeted) or speculation.same_text_for_every_K(config.width, config.pins_shapes)
-        self.reproducible = config.reproducible and fixed
+        drafts_decide = not speculation.same_text_for_every_K(config.width, config.pins_shapes)
+        self.reproducible = config.reproducible and not ((auto or budgeted) and drafts_decide)
         decoding = Decoding(
             make_drafter,
             speculation.verify,
@@ -94,6 +94,7 @@ class LLM(BesideTrainer, ReplaceableWeights):
             tokenizer=tokenizer,
             method=method,
             reproducible=self.reproducible,
+            drafts_decide=drafts_decide,
             default_params=default_sampling_params,
         )
         self._weights = ModelWeights(self.engine, target, draft_model, origin)

@@ -74,6 +74,7 @@ class Engine:
       eos_token_ids: the tokens that end a text; None takes those of the target and of the tokenizer.
       method: the drafting method, for messages; None for plain decoding.
       reproducible: the value of ``Result.reproducible``.
+      drafts_decide: whether the text of a seed depends on its drafts.
       default_params: the defaults of a request without SamplingParams.
 
     Attributes:
@@ -107,11 +108,12 @@ class Engine:
         eos_token_ids: Sequence[int] | None = None,
         method: str | None = None,
         reproducible: bool = True,
+        drafts_decide: bool = True,
         default_params: SamplingParams | None = None,
     ):
         self.config = config
         self.runner = runner = ModelRunner(target, draft_model, decoding, config)
-        self.loop = Loop(runner, config, decoding.draft_lengths, costs)
+        self.loop = Loop(runner, config, decoding.draft_lengths, costs, drafts_decide)
         self.scheduler = self.loop.scheduler
         if eos_token_ids is None:
             eos_token_ids = end_tokens(target.config, tokenizer)
@@ -310,12 +312,16 @@ class Engine:
         """
         return self.handle.running().call(change, idle=wait)
 
-    def replace_draft(self, draft_model: Any):
-        """Draft with a model of other weights from the next request on; nothing is compiled again.
+    def replace_draft(self, draft_model: Any, wait: bool = True):
+        """Draft with a model of other weights from now on; nothing is compiled again.
 
-        It waits until all requests that are under way have ended.
+        Args:
+          draft_model: the model, or a list of its arrays.
+          wait: whether requests that are under way end first. If not, the new weights draft from their next round on, behind
+            what the old ones have cached. The law of their texts stays, since a round verifies the drafts that it has made;
+            but a seed may mean another text then, and ``Result.reproducible`` says so.
 
         Raises:
           ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
         """
-        self.between_requests(lambda: self.loop.replace_draft(draft_model))
+        self.between_requests(lambda: self.loop.replace_draft(draft_model), wait)

@@ -175,7 +175,7 @@ class Frontend:
             stop_reason=stop_reason,
             stats=stats,
             sources=active.sources,
-            reproducible=self._reproducible and len(active.versions) < 2,
+            reproducible=self._reproducible and len(active.versions) < 2 and not active.redrafted,
             weights_versions=tuple(active.versions),
             num_cached_tokens=active.num_cached_tokens,
             logprobs=self._logprobs(active, 0, len(tokens)),

@@ -27,6 +27,7 @@ class Loop:
       config: what may be used.
       draft_lengths: every K that may be chosen between calls; None leaves no choice.
       costs: for each of ``config.batch_buckets``, round shape -> seconds per round; None has them measured.
+      drafts_decide: whether the text of a seed depends on its drafts.
 
     Attributes:
       runner, config: as given.
@@ -46,8 +47,9 @@ class Loop:
         config: EngineConfig,
         draft_lengths: Sequence[int] | None,
         costs: Mapping[int, Mapping[RoundShape, float]] | None,
+        drafts_decide: bool = True,
     ):
-        self.runner, self.config = runner, config
+        self.runner, self.config, self._drafts_decide = runner, config, drafts_decide
         self.scheduler = Scheduler(
             config,
             runner.num_draft_tokens,
@@ -139,13 +141,15 @@ class Loop:
             raise
 
     def replace_draft(self, draft_model: Any):
-        """Draft with a model of other weights. No request may be under way.
+        """Draft with a model of other weights, also for the requests that are under way.
 
         Raises:
           ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
         """
         self.runner.replace_draft(draft_model)
         self.forget_weights()
+        for active in self.scheduler.under_way:
+            active.redrafted |= self._drafts_decide
 
     def forget_weights(self, recompute: bool = False):
         """Forget what was computed with weights that were replaced. Requests under way keep their own pages, unless

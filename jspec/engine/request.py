@@ -144,6 +144,7 @@ class ActiveRequest:
       num_saved_pages: how many pages are in ``saved``.
       tokens: the new tokens so far.
       versions: as in ``Result.weights_versions``.
+      redrafted: whether another draft took over under way, so that the seed may mean another text.
       sources: the source of each of them, as in ``Result.sources``.
       logprobs: for each of them, a line of ``TokenLogprobs.packed``; empty if the request wants none.
       drafted: for each round that counts, how many drafts were verified.
@@ -177,6 +178,7 @@ class ActiveRequest:
     num_saved_pages: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)
     versions: list[tuple[int | str, int]] = dataclasses.field(default_factory=list)
+    redrafted: bool = False
     sources: list[str] = dataclasses.field(default_factory=list)
     logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
     drafted: list[int] = dataclasses.field(default_factory=list)

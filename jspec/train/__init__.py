@@ -1,4 +1,4 @@
-"""Training of draft heads: ``jspec train``.
+"""Training of draft heads: ``jspec train``, and ``OnPolicyTrainer`` beside a target that changes.
 
 command.py          the command and its arguments
 run.py              one training run, from its settings to the exported head
@@ -14,7 +14,21 @@ block_attention.py  attention of blocks at many anchors
 data.py             corpora from files
 loop.py             the training loop
 data_parallel.py    training with a sharded target
+on_policy.py        training of an engine's own head on the texts that it generates
 acceptance.py       acceptance length, measured by the engine
 checkpoints.py      training states on disk
 report.py           losses.csv, losses.png and figures.json
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jspec.train.on_policy import OnPolicyTrainer as OnPolicyTrainer
+
+
+def __getattr__(name: str) -> Any:  # as in ``jspec``: the arguments of the command need no JAX
+    if name == "OnPolicyTrainer":
+        from jspec.train.on_policy import OnPolicyTrainer
+
+        return OnPolicyTrainer
+    raise AttributeError(f"module 'jspec.train' has no attribute {name!r}")

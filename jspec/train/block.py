@@ -16,7 +16,7 @@ from jspec.models.protocols import Target
 from jspec.pallas.matmul import matmul
 from jspec.train.block_attention import Anchored
 from jspec.train.initial_weights import DraftVocabulary
-from jspec.train.losses import TrainingBatch, float32_logits, soft_cross_entropy
+from jspec.train.losses import TrainingBatch, float32_logits, masked_mean, soft_cross_entropy
 
 
 class DraftSlots(NamedTuple):
@@ -29,7 +29,8 @@ class DraftSlots(NamedTuple):
       read: ``[B, A, Rm]``, what the Markov head turns into its part of the logits; None in a head without.
       previous: int32 ``[B, A]``, the true token before the draft. When the head serves, this is the anchor or a draft.
       after: int32 ``[B, A]``, the position a + i, behind which the draft's token stands.
-      label: int32 ``[B, A]``, that token. Past the end of the window it is any token, and ``weight`` is 0.
+      label: int32 ``[B, A]``, that token. Past the end of the window it is any token, and ``weight`` is 0; it is 0 for a
+        token that does not count, too.
       weight: float32 ``[B, A]``, how much the draft counts.
     """
 
@@ -99,7 +100,7 @@ class FilledBlocks(DraftVocabulary):
         slots = filled(head, target, batch, anchors, self.decay)
         losses = jax.lax.map(jax.checkpoint(lambda one: self._of_draft(head, target, batch, one)), slots)
         weights = slots.weight.sum(axis=(0, 2))
-        return jnp.mean(losses.sum(axis=0) / weights)
+        return masked_mean(losses.sum(axis=0) / jnp.where(weights > 0, weights, 1.0), weights > 0)
 
     def _of_draft(self, head, target, batch: TrainingBatch, slots: DraftSlots) -> jax.Array:
         """The loss of draft i of all blocks of a window, times its weight and summed over the blocks, float32 ``[B]``."""
@@ -132,8 +133,9 @@ def filled(head: Any, target: Target, batch: TrainingBatch, anchors, decay: floa
 
     drafts = jnp.arange(K, dtype=jnp.int32)[:, None, None]
     after, last = anchors[None] + drafts, batch.tokens.shape[1] - 1
-    tokens = batch.tokens[jnp.arange(B)[None, :, None], jnp.minimum(jnp.stack([after, after + 1]), last)]
-    weight = jnp.where(after < last, jnp.exp(-drafts.astype(jnp.float32) / decay), 0.0)
+    rows, labels = jnp.arange(B)[None, :, None], jnp.minimum(after + 1, last)
+    tokens = batch.tokens[rows, jnp.stack([jnp.minimum(after, last), labels])]
+    weight = jnp.where((after < last) & batch.counted[rows, labels], jnp.exp(-drafts.astype(jnp.float32) / decay), 0.0)
     return DraftSlots(hidden, _markov_reads(head, hidden, tokens[0]), tokens[0], after, tokens[1], weight)
 
 

@@ -104,6 +104,13 @@ def sharded_loss(objective: Objective, target: Decoder, dtype: str) -> Loss:
     return lambda *args: each(*args).mean()
 
 
+def loss_beside(objective: Objective, target: Any, dtype: str) -> Loss:
+    """The loss of an objective with a target, whether it is sharded or not; arguments as for ``sharded_loss``."""
+    if getattr(target, "shards", None) is not None:
+        return sharded_loss(objective, target, dtype)
+    return loss_of(objective, flatten(target).merge, dtype)
+
+
 def replicate_beside(target: Any, arrays: Any) -> Any:
     """A draft head, or a pytree of arrays, replicated on the devices of a sharded target; unchanged for an unsharded one."""
     spread = ProgramSharding.of(target, None)

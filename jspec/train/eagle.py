@@ -13,7 +13,7 @@ from jspec.config.heads import Eagle3Config, EagleConfig, MTPConfig
 from jspec.models.protocols import Target
 from jspec.train.initial_weights import DraftVocabulary, FullVocabulary
 from jspec.train.loop import Params
-from jspec.train.losses import DepthLogits, TrainingBatch, float32_logits, soft_cross_entropy
+from jspec.train.losses import DepthLogits, TrainingBatch, float32_logits, masked_mean, soft_cross_entropy
 from jspec.train.objectives import DraftObjective
 from jspec.train.ttt_attention import Branches
 
@@ -50,7 +50,9 @@ class FeatureRegression(FullVocabulary):
         distance = optax.losses.huber_loss(hidden.astype(jnp.float32), batch.hidden[:, 1:].astype(jnp.float32))
         logits = float32_logits(hidden, None, target)
         entropy = soft_cross_entropy(batch.distribution[:, 1:], logits)
-        return self.regression * distance.mean() + self.cross_entropy * entropy.mean()
+        counted = batch.counted[:, 2:]  # the tokens that slots draft
+        distance, entropy = masked_mean(distance.mean(-1), counted), masked_mean(entropy, counted)
+        return self.regression * distance + self.cross_entropy * entropy
 
     def _noise(self, batch: TrainingBatch, key) -> jax.Array:
         """The noise that is added to the features, ``[B, n, E]`` in their dtype."""
@@ -80,7 +82,12 @@ class TrainingTimeTest(DraftVocabulary, DraftObjective):
     def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
         del key
         for hidden in fed_back(head, target, batch, self.depths):
-            yield DepthLogits(batch.slots, float32_logits(head.norm(hidden), head.head, target))
+            yield DepthLogits(batch.slots, float32_logits(normed(head, hidden), head.head, target))
+
+
+def normed(head, hidden) -> jax.Array:
+    """What the output head reads, ``[B, n, D]``."""
+    return hidden if head.norm is None else head.norm(hidden)
 
 
 def fed_back(head, target, batch: TrainingBatch, depths: int) -> Iterator[jax.Array]:
@@ -120,6 +127,7 @@ class MultiTokenPrediction(FullVocabulary, DraftObjective):
     def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
         del key
         for hidden in fed_back(head, target, batch, self.depths):
+            hidden = hidden if self.config.norm_output else head.norms[0](hidden)
             yield DepthLogits(batch.slots, float32_logits(hidden, None, target))
 
 
@@ -168,7 +176,7 @@ class ConditionalDrop(DraftVocabulary, DraftObjective):
         for depth, count in enumerate(self.kept(n)):
             view = Branches(order[:count] if depth else batch.slots, depth)
             hidden, cache = head(embedded, features, view.positions(B), cache, view)
-            yield DepthLogits(view.bases, float32_logits(head.norm(hidden), head.head, target))
+            yield DepthLogits(view.bases, float32_logits(normed(head, hidden), head.head, target))
             if depth + 1 < self.depths:
                 shape = (B, self.kept(n)[depth + 1], masked.shape[-1])
                 embedded, features = jnp.broadcast_to(mask_token, shape), jnp.broadcast_to(masked, shape)

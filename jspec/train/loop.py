@@ -78,10 +78,7 @@ class TrainingPlan:
         """AdamW (Loshchilov and Hutter, 2019). Its learning rate rises linearly, then falls to zero along a cosine."""
         warm_up = min(self.warm_up, self.steps // 10)
         rate = optax.warmup_cosine_decay_schedule(0.0, self.peak_rate, warm_up, self.steps)
-        return optax.chain(
-            optax.clip_by_global_norm(self.clip),
-            optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=self.weight_decay, mask=_is_matrix),
-        )
+        return adamw(rate, self.weight_decay, self.clip)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +98,14 @@ class TrainingProgress:
     held_out_loss: float
 
 
+def adamw(rate: optax.ScalarOrSchedule, weight_decay: float, clip: float = 1.0) -> optax.GradientTransformation:
+    """AdamW as heads are trained with it; arguments as of ``TrainingPlan``."""
+    return optax.chain(
+        optax.clip_by_global_norm(clip),
+        optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=weight_decay, mask=_is_matrix),
+    )
+
+
 def _is_matrix(params: Params) -> dict[str, bool]:
     return {name: weight.ndim > 1 for name, weight in params.items()}
 
@@ -118,8 +123,8 @@ def draw_windows(tokens, key, batch_shape: tuple[int, int]) -> jax.Array:
     return tokens[starts + jnp.arange(length + 1)[None]].astype(jnp.int32)
 
 
-def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Callable:
-    """A compiled function that makes one update on freshly drawn windows.
+def make_step(loss: Loss, optimizer: optax.GradientTransformation, draw: Callable = draw_windows) -> Callable:
+    """A compiled function that makes one update on the windows that ``draw(tokens, key, batch_shape)`` draws.
 
     It is called as
 
@@ -132,7 +137,7 @@ def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Callable:
     @functools.partial(jax.jit, donate_argnums=(0, 1), static_argnames="batch_shape")
     def step(params, opt_state, frozen, tokens, keys, *, batch_shape):
         window_key, noise_key = keys
-        windows = draw_windows(tokens, window_key, batch_shape)
+        windows = draw(tokens, window_key, batch_shape)
         value, gradient = jax.value_and_grad(loss)(params, frozen, windows, noise_key)
         updates, opt_state = optimizer.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value

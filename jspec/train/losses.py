@@ -31,6 +31,7 @@ class TrainingBatch:
         they sum to less than 1; otherwise Vd is V.
       numbers: int32 ``[B]``, which windows of the step these are. Noise of a window follows from its number, so that it is
         the same on whichever device the window is.
+      counted: bool ``[B, n + 1]``, which tokens a draft head is to learn to draft.
     """
 
     tokens: jax.Array
@@ -38,6 +39,7 @@ class TrainingBatch:
     features: jax.Array
     distribution: jax.Array
     numbers: jax.Array
+    counted: jax.Array
 
     @property
     def slots(self) -> jax.Array:
@@ -58,12 +60,14 @@ def read_windows(
 
     Args:
       target: the target's module.
-      windows: int32 ``[B, n + 1]``; the last token of each is not read.
+      windows: int32 ``[B, n + 1]``; the last token of each is not read. In the place of a token that does not count, one of
+        a prompt or behind the end of a text for example, is its complement, ``~token``.
       aux_layers: layers whose hidden states the head takes as features; () stands for the final hidden state.
       draft_vocabulary: int32 ``[Vd]``, the tokens that the head can propose in the order of its logits, or None if it
         can propose all.
       first: int32 ``[]``, the number of the first window among those of the step.
     """
+    counted, windows = windows >= 0, jnp.where(windows < 0, ~windows, windows)
     tokens = windows[:, :-1]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     cache = (None,) * target.config.num_layers
@@ -72,7 +76,7 @@ def read_windows(
     if draft_vocabulary is not None:
         distribution = distribution[..., draft_vocabulary]
     numbers = first + jnp.arange(len(windows), dtype=jnp.int32)
-    return TrainingBatch(windows, hidden, features, distribution, numbers)
+    return TrainingBatch(windows, hidden, features, distribution, numbers, counted)
 
 
 def float32_logits(hidden, output_head, target: Target) -> jax.Array:
@@ -102,6 +106,11 @@ def soft_cross_entropy(distribution, logits) -> jax.Array:
     return -jnp.sum(distribution * jax.nn.log_softmax(logits), axis=-1)
 
 
+def masked_mean(values, mask) -> jax.Array:
+    """The mean of the values, float32 ``[...]``, where a mask of their shape is True; 0 where it is True nowhere."""
+    return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(mask.sum(), 1)
+
+
 class DepthLogits(NamedTuple):
     """The draft head's logits for its drafts of one depth: the number of drafts that the same round makes before them.
 
@@ -121,8 +130,8 @@ def draft_loss(batch: TrainingBatch, depths: Iterable[DepthLogits], decay: float
     """The mean soft cross-entropy of a head's drafts against the target, float32 ``[]``.
 
     A draft of depth d after slot b is compared with the target's distribution at slot b + d + 1. Where that slot lies
-    past the window, there is nothing to compare with and the draft is left out of the mean of its depth. The means of
-    the depths are then averaged with weights ``decay ** d``.
+    past the window, there is nothing to compare with and the draft is left out of the mean of its depth, as one is for a
+    token that does not count. The means of the depths are then averaged with weights ``decay ** d``.
 
     Args:
       batch: the windows and the target's distributions.
@@ -134,8 +143,7 @@ def draft_loss(batch: TrainingBatch, depths: Iterable[DepthLogits], decay: float
     for d, (bases, logits) in enumerate(depths):
         target_slots = bases + 1 + d  # [m]
         losses = soft_cross_entropy(batch.distribution[:, jnp.minimum(target_slots, n - 1)], logits)  # [B, m]
-        inside = (target_slots < n)[None]
-        count = losses.shape[0] * jnp.maximum(inside.sum(), 1)
-        total += decay**d * jnp.sum(jnp.where(inside, losses, 0.0)) / count
+        inside = (target_slots < n)[None] & batch.counted[:, jnp.minimum(target_slots + 1, n)]
+        total += decay**d * masked_mean(losses, inside)
         weights += decay**d
     return total / weights

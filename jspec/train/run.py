@@ -24,10 +24,10 @@ from jspec.models.sharding import build_model
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus
-from jspec.train.data_parallel import replicate_beside, sharded_loss
+from jspec.train.data_parallel import loss_beside, replicate_beside
 from jspec.train.loop import TrainingPlan, TrainingProgress, fit, make_evaluator
 from jspec.train.methods import Sizes, initial_params, make_objective
-from jspec.train.objectives import Objective, loss_of
+from jspec.train.objectives import Objective
 from jspec.train.report import FIGURES_FILE, Log, versions, write_json
 
 HEAD_FOLDER, STATE_FOLDER, SETTINGS_FILE = "head", "state", "settings.json"
@@ -147,10 +147,7 @@ def train(run: TrainingRun) -> dict:
     store = Checkpoints(run.out / STATE_FOLDER)
     target, objective, plan = inputs.target, inputs.objective, run.plan
     params, constants, key = initialise(run, inputs)
-    leaves, merge = flatten(target)
-    of_shards = target.shards is not None
-    loss = sharded_loss(objective, target, run.dtype) if of_shards else loss_of(objective, merge, run.dtype)
-    frozen = leaves, constants
+    loss, frozen = loss_beside(objective, target, run.dtype), (flatten(target).leaves, constants)
     evaluate = make_evaluator(loss, *_held_out_windows(inputs.corpus, run))
     served = ServedAcceptance(
         target, objective.config, inputs.corpus.held_out, run.prompts, objective.depths, run.dtype

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 import jax
+from flax import nnx
 
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
@@ -20,6 +21,7 @@ from jspec.checkpoints.tensors.params import stored_params
 from jspec.engine.engine import Engine
 from jspec.engine.loop import Loop
 from jspec.models.flatten import without_arrays
+from jspec.models.params import named_leaves
 from jspec.models.protocols import Target
 from jspec.updates.draft import built_like, draft_of
 from jspec.updates.named import Names, require_array
@@ -221,6 +223,12 @@ class ModelWeights:
             self._engine.handle.require_usable()
             self._engine.loop.require_weights()
             yield self._engine.runner.batch.leaves[0]
+
+    def head(self) -> tuple[Any, dict[str, jax.Array]]:
+        """The config of the module that drafts, and its arrays by name."""
+        with self.standing():
+            names = [name for name, _ in named_leaves(nnx.split(self._draft)[1])[0]]
+            return self._draft.config, dict(zip(names, self._engine.runner.batch.leaves[1], strict=True))
 
     @contextlib.contextmanager
     def _replacing(self) -> Iterator[Loop]:

@@ -228,7 +228,7 @@ def test_random_modules_are_ready_to_serve():
     config = head_for(TINY, "parallel")
     made, promised = (flatten(make(config, 1, "float32")).leaves for make in (random_module, abstract_module))
     assert [leaf.shape for leaf in made] == [leaf.shape for leaf in promised]
-    assert random_module(config, 1, "float32").mask_hidden is None
+    assert random_module(config, 1, "float32").mask_feature is not None
 
 
 def test_both_ways_to_read_give_the_same_sums():

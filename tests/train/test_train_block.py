@@ -55,7 +55,7 @@ def golden_batch() -> TrainingBatch:
     tokens = jnp.asarray(golden("dspark")["token_ids"])[None]
     hidden = jnp.asarray(golden("dspark")["S_final_normed"])[None, :-1]
     distribution = jax.nn.softmax(GoldenTarget("dspark").logits(hidden))
-    return TrainingBatch(tokens, hidden, golden_features("dspark")[:, :-1], distribution, jnp.arange(1))
+    return TrainingBatch(tokens, hidden, golden_features("dspark")[:, :-1], distribution, jnp.arange(1), tokens >= 0)
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "rnn"])
@@ -212,7 +212,7 @@ def test_the_loss_and_the_anchors_can_be_chosen(method):
 @pytest.mark.parametrize(("length", "count"), [(64, 8), (20, 2), (7, 1), (2, 1)])
 def test_anchors_are_different_and_have_a_context_and_a_label(length, count):
     trained = objective("dspark")
-    batch = TrainingBatch(*[jnp.zeros((3, length, 1))] * 4, jnp.array([0, 1, 2]))
+    batch = TrainingBatch(*[jnp.zeros((3, length, 1))] * 4, jnp.array([0, 1, 2]), jnp.ones((3, length + 1), bool))
     anchors = jax.jit(trained.anchors)
     drawn = [np.asarray(anchors(batch, jax.random.key(seed))) for seed in range(40)]
     assert {one.shape for one in drawn} == {(3, count)}

@@ -48,7 +48,9 @@ def test_a_draft_is_compared_with_the_target_at_its_own_position_and_left_out_pa
     bases = [np.arange(n), np.array([7, n - 1, 2, n - 2, 0]), np.array([7, n - 1, 2])]
     logits = [jax.random.normal(jax.random.key(i), (B, len(at), V)) for i, at in enumerate(bases)]
     nothing = jnp.zeros((B, n, 1))
-    batch = TrainingBatch(jnp.zeros((B, n + 1), jnp.int32), nothing, nothing, distribution, jnp.arange(B))
+    batch = TrainingBatch(
+        jnp.zeros((B, n + 1), jnp.int32), nothing, nothing, distribution, jnp.arange(B), jnp.ones((B, n + 1), bool)
+    )
     depths = [DepthLogits(jnp.asarray(at), x) for at, x in zip(bases, logits, strict=True)]
     means = []
     for d, (at, x) in enumerate(zip(bases, logits, strict=True)):

@@ -55,7 +55,7 @@ class Eagle3Head(LayeredHead):
       draft_ids: int32 ``[V]``, for each token of the target its index in the draft vocabulary, and -1 for a token that
         the draft head cannot propose. None if it can propose every token.
       mask_hidden: ``[E]``, the learnt feature that mask slots read in place of one of the target. None in a draft head
-        without mask slots, and after ``prepare``.
+        without mask slots.
       mask_feature: ``[D]``, the same feature after ``fuse``. None before ``prepare``, and in a head without mask slots.
     """
 
@@ -107,5 +107,5 @@ class Eagle3Head(LayeredHead):
         head = with_quantized_inputs(self, head=self.norm is not None)
         if self.mask_hidden is not None:
             fused = self.fuse(self.mask_hidden[...].reshape(1, -1))[0]
-            head.mask_feature, head.mask_hidden = nnx.data(nnx.Param(fused)), nnx.data(None)
+            head.mask_feature = nnx.data(nnx.Param(fused))
         return with_draft_tokens(head)
