@@ -51,15 +51,17 @@ def asked(**options) -> jspec.SamplingParams:
     return jspec.SamplingParams(**{"temperature": 0.8, "max_tokens": 50, "ignore_eos": True} | options)
 
 
-def interrupted(llm: Any, prompt: Any, params: list[jspec.SamplingParams], steps: int, change) -> list[jspec.Result]:
-    """The results of requests that ``change`` is called in the midst of, behind so many steps."""
+def interrupted(llm: Any, prompt: Any, params: list[jspec.SamplingParams], steps: Any, change) -> list[jspec.Result]:
+    """The results of requests that ``change`` is called in the midst of: behind so many steps, or the first behind which
+    ``steps()`` holds."""
     results: list[Any] = []
     loop, pausing, stands = llm.engine.loop, llm.engine.lifecycle._pausing, threading.Event()
     usual, made = loop.step, iter(range(1, 1000))
+    reached = steps if callable(steps) else lambda: next(made) == steps
 
     def step(**how):
         usual(**how)
-        if next(made) == steps:
+        if not stands.is_set() and reached():
             pausing.pause("keep", None)
             stands.set()
 
@@ -131,6 +133,19 @@ def test_a_grammar_goes_on(llm):
     results = interrupted(llm, PROMPT, params, 7, lambda: llm.update_weights(same, wait=False, recompute=True))
     assert [one.text for one in results] == usual
     assert len(results[0].weights_versions) == 2
+
+
+def test_requests_in_host_memory_begin_anew():
+    """In a pool with pages for two of three texts."""
+    llm: Any = jspec.load(MODELS / "target", dtype="float32", num_pages=20, **SIZES)
+    params, scheduler = [asked(seed=seed, max_tokens=60) for seed in range(3)], llm.engine.scheduler
+    new = scaled(MODELS / "target")
+    change = lambda: llm.update_weights(new, wait=False, recompute=True)  # noqa: E731
+    results = interrupted(llm, PROMPT, params, lambda: bool(scheduler.swapped), change)
+    assert len(results[0].weights_versions) == 2
+    for result, one in zip(results, params, strict=True):
+        assert len(result.token_ids) == 60
+        assert_goes_on_as_fresh(llm, result, one)
 
 
 def test_recurrent_states_are_computed_anew(tmp_path):
