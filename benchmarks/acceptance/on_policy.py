@@ -39,7 +39,7 @@ HEAD, MODELS, Step = GRPO["HEAD"], GRPO["MODELS"], GRPO["Step"]
 ANSWERS, TOKENS, PROMPT, WINDOW = 32, 24, 8, 64
 
 
-def learn_texts(steps: int, train_head: int, *, head: Any = HEAD, learning_rate: float = 1e-3) -> Iterator[Any]:
+def learn_texts(steps: int, train_head: int, *, head: Any = HEAD, learning_rate: float = 3e-4) -> Iterator[Any]:
     """Steps of an example's ``train``, whose target learns to write the documents of this repository."""
     llm = jspec.load(
         MODELS / "target", MODELS / "eagle3", num_draft_tokens=3, max_batch=ANSWERS, max_len=64, dtype="float32"

@@ -87,14 +87,13 @@ class OnPolicyTrainer:
         self._constants = {name: held[name] for name in held if name == "draft_ids"}
         own = {name: held[name] for name in config.param_shapes() if name not in self._constants}
         optimizer = optax.apply_if_finite(adamw(rate, weight_decay=0.0), max_consecutive_errors=2**31 - 1)
-        # Copies, here and in ``_served``, because an update takes the memory of the weights before it.
-        self._params = jax.jit(lambda own: {name: jnp.array(x, jnp.float32) for name, x in own.items()})(own)
+        self._params = jax.jit(lambda own: {name: x.astype(jnp.float32) for name, x in own.items()})(own)
         self._state = jax.jit(optimizer.init)(self._params)
         dtype = llm.engine.config.dtype
 
         def served(params, constants):
             head = build_head(config, {**params, **constants}, dtype).prepare()
-            return [jnp.copy(leaf) for leaf in flatten(head).leaves]
+            return flatten(head).leaves
 
         self._served = jax.jit(served).lower(self._params, self._constants).compile()
         step: Any = make_step(loss_beside(objective, llm.target, dtype), optimizer, draw=lambda windows, *_: windows)

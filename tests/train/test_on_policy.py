@@ -1,11 +1,12 @@
 """Draft heads that are trained on an engine's own texts, beside a target that changes."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from engines import CONFIG, TARGET, draft, drafting, in_shards, ragged_prompts, target
+from engines import CONFIG, TARGET, draft, drafting, in_shards, paused, ragged_prompts, requests_of, target
 from heads import VARIANTS, random_head, serving, trained_head
 from train_toys import V, head_params, objective
 from train_toys import target as toy_target
@@ -19,22 +20,21 @@ from jspec.models import build, flat_params
 from jspec.models.flatten import flatten
 from jspec.models.sharding import mesh_of, on_every_device
 from jspec.outputs import Result, Stats, total_stats
+from jspec.sampling.params import SamplingParams
 from jspec.train import OnPolicyTrainer
 from jspec.train.objectives import loss_of
 from jspec.train.on_policy import windows_of
 
-HEADS = "eagle", "eagle3", "p-eagle", "mlp", "dspark"
+MORE = "eagle3-bare", "eagle3-norms", "medusa-borrowed-head", "dspark-vanilla"
 PROMPTS = ragged_prompts((1, 2, 5, 8, 9, 13))
 T = 36
-PLAN: dict[str, Any] = {"learning_rate": 1e-2, "tokens_per_step": len(PROMPTS) * T, "length": T}
-COSTS = {
-    CONFIG.max_batch: {0: 1.0, 1: 1.3, 2: 1.4, 3: 1.5}
-}  # seconds of rounds: three in ten first drafts have to be accepted
+PLAN: Any = {"learning_rate": 1e-2, "tokens_per_step": len(PROMPTS) * T, "length": T}
+COSTS = {CONFIG.max_batch: {0: 1.0, 1: 1.3, 2: 1.4, 3: 1.5}}  # seconds of a round: one draft has to be accepted in 30%
 
 
-def weights(change: float = 0.0) -> dict[str, np.ndarray]:
+def weights(change: float = 0.0, seed: int = 0) -> dict[str, np.ndarray]:
     """Those of the target, with so much noise added to its matrices in units of their own size."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     held = {name: np.array(x) for name, x in flat_params(target()).items()}
     noise = {name: rng.standard_normal(x.shape, np.float32) * x.std() for name, x in held.items() if x.ndim > 1}
     return {name: x + change * noise[name] if name in noise else x for name, x in held.items()}
@@ -63,13 +63,26 @@ def drafts(llm: LLM) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def mlp() -> LLM:
-    return llm_of("mlp")
+    """Chooses how many drafts a round makes."""
+    return llm_of("mlp", K="auto", costs=COSTS, max_draft_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def trainer(mlp) -> OnPolicyTrainer:
+    return OnPolicyTrainer(mlp, **PLAN)
+
+
+def renewed(llm: LLM, name: str = "mlp") -> LLM:
+    """The model with the weights that it was made with."""
+    llm.update_weights(weights(), names="jspec")
+    llm.engine.replace_draft(serving(VARIANTS[name], trained_head(VARIANTS[name])))
+    return llm
 
 
 class TestLearning:
     @pytest.mark.parametrize(
         "name",
-        [*HEADS, *("mtp", "medusa", "dflash", "eagle3-bare", "eagle3-norms", "medusa-borrowed-head", "dspark-vanilla")],
+        ["p-eagle", "eagle", "eagle3", "mlp", "mtp", "medusa", "dspark", "dflash", *MORE],
     )
     def test_the_loss_falls_and_acceptance_rises_on_a_target_that_has_changed(self, name):
         llm = llm_of(name)
@@ -77,34 +90,44 @@ class TestLearning:
         trainer = OnPolicyTrainer(llm, **PLAN)
         llm.update_weights(weights(0.6), names="jspec")
         old, rollouts = accepted(llm), texts(llm)
-        losses = [trainer.step(rollouts).loss for _ in range(50)]
+        losses = [trainer.step(rollouts) for _ in range(50)]
         assert old < before / 2
         assert losses[-1] < 0.75 * losses[0]
         assert accepted(llm) > max(2 * old, before / 2)
 
-    def test_nothing_is_compiled_behind_the_first_step(self, mlp):
+    def test_nothing_is_compiled_behind_the_first_step(self, mlp, trainer):
         """Neither for other texts, nor where an update has put other arrays in the places of the target's."""
-        trainer, guard = OnPolicyTrainer(mlp, **PLAN), CompilationGuard("count")
-        few, many = texts(mlp)[:1], [texts(mlp), *texts(mlp, temperature=1.0)]
+        few, many, guard = texts(mlp)[:1], [texts(mlp), *texts(mlp, temperature=1.0)], CompilationGuard("count")
         trainer.step(few)
         guard.seal()
         with guard.watching():
-            first = trainer.step(many)
+            trainer.step(many)
         mlp.update_weights(weights(0.1), names="jspec")
         with guard.watching():
-            second = trainer.step(few)
+            trainer.step(few)
         assert guard.count == 0
-        assert (first.num_tokens, second.num_tokens) == (20 * len(PROMPTS), 19)
 
-    def test_texts_stay_and_come_sooner(self, mlp):
-        """Greedy ones. The head that learns from them drafts nearly all of them."""
-        before = texts(mlp)
-        trainer = OnPolicyTrainer(mlp, **PLAN)
+    def test_a_head_that_grows_old_makes_no_drafts_until_it_has_learnt(self, mlp, trainer):
+        """Its texts stay, and come sooner then."""
+
+        def share_of_rounds_with_drafts() -> float:
+            for _ in range(3):
+                texts(mlp)  # from which the engine learns
+            stats = total_stats(result.stats for result in texts(mlp))
+            return stats.drafted_per_position[0] / stats.num_steps
+
+        renewed(mlp)
+        young = share_of_rounds_with_drafts()
+        mlp.update_weights(weights(0.6, seed=1), names="jspec")
+        old, learnt, rollouts = share_of_rounds_with_drafts(), mlp.engine.loop.controller, texts(mlp)
         for _ in range(60):
-            trainer.step(before)
+            trainer.step(rollouts)
+        assert mlp.engine.loop.controller is not learnt  # it has forgotten the old head
+        again = share_of_rounds_with_drafts()
+        assert old < 0.4 < 0.8 < min(young, again), (young, old, again)
         after = texts(mlp)
-        assert [one.token_ids for one in after] == [one.token_ids for one in before]
-        assert sum(one.stats.num_steps for one in after) < 0.8 * sum(one.stats.num_steps for one in before)
+        assert [one.token_ids for one in after] == [one.token_ids for one in rollouts]
+        assert sum(one.stats.num_steps for one in after) < 0.8 * sum(one.stats.num_steps for one in rollouts)
 
     @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa-borrowed-head"])
     def test_what_a_head_borrows_is_the_targets_of_now(self, name):
@@ -112,31 +135,39 @@ class TestLearning:
         with them."""
         updated, made = llm_of(name), llm_of(name, weights(0.6))
         trainers = [OnPolicyTrainer(llm, **PLAN) for llm in (updated, made)]
-        old = OnPolicyTrainer(updated, **PLAN).step(texts(made)).loss
-        updated.engine.replace_draft(serving(VARIANTS[name], trained_head(VARIANTS[name])))
         updated.update_weights(weights(0.6), names="jspec")
-        rollouts = texts(made, temperature=1.0)
-        assert [(one.token_ids, one.stats) for one in texts(updated, temperature=1.0)] == [
-            (one.token_ids, one.stats) for one in rollouts
-        ]
-        first, second = (trainer.step(rollouts).loss for trainer in trainers)
-        assert first == pytest.approx(second, rel=1e-6) != pytest.approx(old, rel=1e-3)
+        rollouts, same = texts(made, temperature=1.0), texts(updated, temperature=1.0)
+        assert [(one.token_ids, one.stats) for one in same] == [(one.token_ids, one.stats) for one in rollouts]
+        first, second = (trainer.step(rollouts) for trainer in trainers)
+        assert first == pytest.approx(second, rel=1e-6)
         for ours, theirs in zip(drafts(updated), drafts(made), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
+    def test_requests_under_way_go_on_with_the_new_head(self, mlp, trainer, monkeypatch):
+        """Unless the trainer is to wait for them, which nobody can while they are kept."""
+        rollouts, params = texts(mlp), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        with paused(mlp.engine) as loop:
+            begun = [loop.submit(request) for request in requests_of(PROMPTS, params)]
+            loop.step()
+            mlp.engine.lifecycle._pausing.pause("keep", None)
+        monkeypatch.setattr(trainer, "_wait", True)
+        with pytest.raises(RuntimeError, match="stand still"):
+            trainer.step(rollouts)
+        monkeypatch.undo()
+        trainer.step(rollouts)
+        mlp.resume()
+        assert [one.token_ids for one in texts(mlp)] == [one.token_ids for one in rollouts]
+        assert [active.tokens for active in begun] == [one.token_ids for one in rollouts]
+        assert [active.redrafted for active in begun] == [True] * 3 + [False] * (len(PROMPTS) - 3)
+
     def test_a_target_in_shards_teaches_the_same(self, mlp):
         head, settings = VARIANTS["mlp"], Speculation(3)
-        module = on_every_device(serving(head, trained_head(head)), mesh_of(2, AXIS))
-        model, make = in_shards(build(TARGET, weights()), 2), drafter_for(head, TARGET, settings)
-        sharded = LLM(model, module, make, "mlp", None, settings, CONFIG)
-        mlp.update_weights(weights(), names="jspec")
-        mlp.engine.replace_draft(serving(head, trained_head(head)))
-        rollouts = texts(mlp)
-        losses = [
-            [trainer.step(rollouts).loss for _ in range(3)]
-            for trainer in (OnPolicyTrainer(x, **PLAN) for x in (mlp, sharded))
-        ]
-        np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)  # each device counts its own tokens
+        module, model = serving(head, trained_head(head)), in_shards(build(TARGET, weights()), 2)
+        shared, make = on_every_device(module, mesh_of(2, AXIS)), drafter_for(head, TARGET, settings)
+        sharded = LLM(model, shared, make, "mlp", None, settings, CONFIG)
+        rollouts, trainers = texts(renewed(mlp)), [OnPolicyTrainer(llm, **PLAN) for llm in (mlp, sharded)]
+        ours, theirs = ([trainer.step(rollouts) for _ in range(3)] for trainer in trainers)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3)  # each device takes the mean over its own tokens
 
 
 class TestWindows:
@@ -145,21 +176,14 @@ class TestWindows:
             Result(None, new, old, "length", None, Stats.of(0, [], []), [])
             for old, new in (([7], [1, 2]), ([3, 0], [4]), ([5, 6, 7, 8, 9, 10], [11, 12, 13, 14]), ([5], [1]))
         ]
-        found = windows_of([results[0], results[1:]], 4)
-        assert (
-            found.tolist()
-            == [
-                [~7, 1, 2, -1, -1],
-                [~3, ~0, 4, -1, -1],
-                [~9, ~10, 11, 12, 13],
-                [13, 14, -1, -1, -1],
-            ][:3]
-        )
+        expected = [[~7, 1, 2, -1, -1], [~3, ~0, 4, -1, -1], [~9, ~10, 11, 12, 13]]
+        assert windows_of([results[0], results[1:]], 4).tolist() == expected
 
     @pytest.mark.parametrize("method", ["eagle", "eagle3", "parallel", "mlp", "medusa", "mtp", "dspark", "dflash"])
     def test_what_does_not_count_changes_no_loss(self, method):
         """Windows of padding beside others, and tokens behind the end of a text, whichever they are."""
         aim, params = objective(method), head_params(method)
+        aim = dataclasses.replace(aim, noise=0.0) if method == "eagle" else aim
         constants = {name: params.pop(name) for name in ("draft_ids",) if name in params}
         leaves, merge = flatten(toy_target())
         compiled, rng = jax.jit(loss_of(aim, merge, "float32")), np.random.default_rng(0)
@@ -173,32 +197,13 @@ class TestWindows:
         assert loss(ended) == loss(other) == pytest.approx(loss(ended[:2]), rel=1e-5)
         assert loss(ended) != pytest.approx(loss(whole), rel=1e-4)
         assert loss(np.full((4, 17), -1)) == 0
-
-
-class TestTheNumberOfDrafts:
-    def test_it_falls_to_none_with_an_old_head_and_rises_with_one_that_has_learnt(self):
-        llm = llm_of("mlp", K="auto", costs=COSTS, max_draft_tokens=3)
-
-        def share_of_rounds_with_drafts() -> float:
-            for _ in range(3):
-                texts(llm)  # from which the engine learns
-            stats = total_stats(result.stats for result in texts(llm))
-            return stats.drafted_per_position[0] / stats.num_steps
-
-        young = share_of_rounds_with_drafts()
-        llm.update_weights(weights(0.6), names="jspec")
-        old, learnt = share_of_rounds_with_drafts(), llm.engine.loop.controller
-        trainer, rollouts = OnPolicyTrainer(llm, **PLAN), texts(llm)
-        for _ in range(60):
-            trainer.step(rollouts)
-        assert llm.engine.loop.controller is not learnt  # it has forgotten the old head
-        again = share_of_rounds_with_drafts()
-        assert old < 0.4 < 0.8 < min(young, again), (young, old, again)
+        if method not in ("parallel", "dspark", "dflash"):  # which draw some of the slots
+            assert loss(np.where(np.arange(17) < 12, whole, -1)) == pytest.approx(loss(whole[:, :12]), rel=1e-5)
 
 
 class TestFailures:
     def test_a_loss_that_is_not_finite_leaves_the_head(self, mlp):
-        trainer = OnPolicyTrainer(mlp, **PLAN | {"learning_rate": 1e30})
+        trainer = OnPolicyTrainer(mlp, learning_rate=1e30, tokens_per_step=8 * T, length=T)
         rollouts = texts(mlp)
         trainer.step(rollouts)  # whose loss is that before the update
         before = drafts(mlp)
@@ -208,30 +213,34 @@ class TestFailures:
         for ours, theirs in zip(drafts(mlp), before, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         assert [one.token_ids for one in texts(mlp)] == [one.token_ids for one in rollouts]
+        renewed(mlp)
 
-    def test_results_without_tokens_are_named(self, mlp):
-        trainer, nothing = OnPolicyTrainer(mlp, **PLAN), Stats.of(0, [], [])
-        empty = Result(None, [], [3, 4, 5], "abort", None, nothing, [])
+    def test_results_without_tokens_are_named(self, mlp, trainer):
+        empty = Result(None, [], [3, 4, 5], "abort", None, Stats.of(0, [], []), [])
         before = drafts(mlp)
         for results in ([], [empty], [[empty], empty]):
             with pytest.raises(ValueError, match=r"results=\[.*expected some with new tokens"):
                 trainer.step(results)
         with pytest.raises(ValueError, match="results=7: expected results of"):
             trainer.step([7])  # pyright: ignore[reportArgumentType]
-        assert trainer.step([empty, *texts(mlp)]).num_tokens == 20 * len(PROMPTS) - 1
+        trainer.step([empty, *texts(mlp)])
         assert any((ours != theirs).any() for ours, theirs in zip(drafts(mlp), before, strict=True))
 
-    def test_a_model_that_sleeps_or_is_closed_is_named(self):
-        llm = llm_of("mlp")
-        trainer, rollouts = OnPolicyTrainer(llm, **PLAN), texts(llm)
+    def test_a_model_that_sleeps_or_is_closed_is_named(self, mlp):
+        llm, rollouts = llm_of("mlp"), texts(mlp)
+        trainer = OnPolicyTrainer(llm, **PLAN)
         for leave, said in ((llm.sleep, r"asleep: call wake_up\(\)"), (llm.close, "the model is closed")):
             leave()
             for call in (lambda: trainer.step(rollouts), lambda: OnPolicyTrainer(llm)):
                 with pytest.raises(RuntimeError, match=said):
                     call()
-            if leave == llm.sleep:
-                llm.wake_up()
-                assert trainer.step(rollouts).loss > 0
+
+    def test_a_trainer_goes_on_when_its_model_wakes(self, mlp, trainer):
+        rollouts = texts(mlp)
+        mlp.sleep()
+        mlp.wake_up()
+        assert trainer.step(rollouts) > trainer.step(rollouts) > 0
+        assert [one.token_ids for one in texts(mlp)] == [one.token_ids for one in rollouts]
 
     @pytest.mark.parametrize(
         ("name", "said"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ def test_weights_may_be_replaced_under_way(how):
     """The texts stay, the rest of them comes sooner, and a result says whether its seed may now mean another text."""
     wrong, right = bigram(successor_table(wrong=range(V))), bigram(successor_table())
     settings, config = Speculation(4, **how), dataclasses.replace(CONFIG, rounds=8, width=5)
-    llm = LLM(right, wrong, drafting("draft_model", settings), "draft_model", None, settings, config)
+    llm: Any = LLM(right, wrong, drafting("draft_model", settings), "draft_model", None, settings, config)
     params = SamplingParams(seed=3, max_tokens=24)
     before = llm.generate(PROMPTS, params)
     with paused(llm.engine) as loop:
