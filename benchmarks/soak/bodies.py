@@ -9,11 +9,13 @@ from pydantic import BaseModel
 
 from jspec.serving.anthropic.protocol import CountTokensRequest, MessagesRequest
 from jspec.serving.generation import protocol
+from jspec.serving.openai.generate import GenerateRequest
 from jspec.serving.responses_api.protocol import ResponsesRequest
 
 PATHS = {
     "/v1/completions": protocol.CompletionRequest,
     "/v1/chat/completions": protocol.ChatRequest,
+    "/inference/v1/generate": GenerateRequest,
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
@@ -24,6 +26,7 @@ PATHS = {
 LARGEST = 8 * 2**20 - 2**10  # bytes of a value; with the rest, the body is as large as it may be
 MESSAGE = {"role": "user", "content": "A queue."}
 NEEDED = {"prompt": "def ", "messages": [MESSAGE], "tokens": [1], "max_tokens": 16}
+NEEDED |= {"token_ids": [1], "sampling_params": {"max_tokens": 16}}
 
 
 def containers(annotation: Any) -> set[type]:
