@@ -19,7 +19,7 @@ EXAMPLES = ROOT / "examples"
         ("batch_generation", [], "acceptance length"),
         ("reproduce_a_seed", [], "the same text in"),
         ("stream_and_serve", [], "4 requests"),
-        ("train_by_grpo", ["--steps", "3"], "the reward rose from"),
+        ("train_by_grpo", ["--steps", "3", "--train-head", "2"], "the reward rose from"),
         ("train_and_export_a_head", ["--steps", "2"], "mlp: "),
         ("verify_a_conversion", [], "config.json: damaged"),
     ],
@@ -59,6 +59,8 @@ def test_the_examples_of_the_page_on_rollouts_run_one_after_the_other(capsys):
     printed = capsys.readouterr().out.splitlines()
     assert len(json.loads(printed.pop(0))) == 4
     assert "((1, 0),)" in printed.pop(0)
+    losses = [float(printed.pop(0)) for _ in range(3)]
+    assert all(0 < loss < 10 for loss in losses)
     assert printed[:3] == ["True", "length", "the model is asleep: call wake_up()"]
     assert printed[-1] == "length"
     assert names["llm"].is_sleeping is False
