@@ -27,7 +27,7 @@ class EngineCore:
     def __init__(self, loop: Loop, frontend: Frontend, guard: CompilationGuard):
         self.loop, self._frontend, self._guard = loop, frontend, guard
         self._subscribers: dict[int, Subscriber] = {}  # that have requests, by their number
-        self._calls: list[ThreadCall] = []  # that wait until nothing else is to do
+        self._calls: list[ThreadCall] = []  # that wait until no request is under way
         self._calling: ThreadCall | None = None
         self._outputs: dict[Subscriber, list[Output]] = {}  # that are not in the subscribers' queues yet
         self._ended: list[tuple[Subscriber, int]] = []  # subscribers and the ids of their requests that end with these
@@ -48,6 +48,8 @@ class EngineCore:
             elif not isinstance(command, str):
                 self._calls.append(command)
         self._make_calls()
+        # Requests that come, or wait, let such a call pass: it would never have its turn where they always do.
+        self.loop.scheduler.admits = self.pausing.mode is None and not any(call.idle for call in self._calls)
         if self.pausing.mode is None:
             self._submit_pending()
         if self.pausing.has_step:
@@ -122,7 +124,7 @@ class EngineCore:
     def _make_calls(self):
         """Call what is to be called now. Exceptions are those of who has asked."""
         for call in list(self._calls):
-            if call.idle and self.pausing.has_step:
+            if call.idle and self.pausing.has_step and self.loop.scheduler.under_way:
                 continue
             self._calls.remove(call)
             self._calling = call

@@ -46,7 +46,7 @@ class ThreadCall:
 
     Attributes:
       function: what to call.
-      idle: whether only when no request waits or is under way; in an engine that is paused, when none is under way.
+      idle: whether only when no request is under way. Those that wait let it pass.
       always: whether also while the model is asleep.
       answer: gets its result and None, or None and what it raised.
       left: not empty when nobody waits for the answer any more.

@@ -75,7 +75,7 @@ class EngineThread:
 
         Args:
           function: what to call.
-          idle: wait until no request waits or is under way; in an engine that is paused, until none is under way.
+          idle: wait until no request is under way. Those that wait let it pass.
           always: call it also while the model is asleep.
 
         Raises:

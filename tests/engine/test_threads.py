@@ -12,7 +12,7 @@ from disturbances import by_hand
 from engines import Letters, bigram, decode, drained, ragged_prompts, requests_of, successor_table, table_llm, tokens_of
 
 import jspec
-from jspec.engine.mailbox import Cancel, Submission
+from jspec.engine.mailbox import Cancel, Submission, ThreadCall
 from jspec.sampling.params import SamplingParams
 from jspec.text.grammar.grammars import available
 
@@ -206,3 +206,25 @@ def test_a_waiting_caller_can_be_interrupted(llm, pool):
     assert tokens_of(holding.result(timeout=60)) == expected
     assert tokens_of(decode(llm.engine, PROMPTS)) == expected
     assert llm.engine.metrics().pages_used == 0
+
+
+def test_who_waits_for_requests_under_way_passes_those_that_wait(llm, pool):
+    """Or would never have its turn where requests always wait."""
+    scheduler, found = llm.engine.scheduler, []
+    with by_hand(llm.engine) as step:
+        for _ in range(llm.engine.config.max_batch + 3):
+            llm.engine.add("abc", SamplingParams(max_tokens=12, ignore_eos=True))
+        step()
+        begun = {active.order for active in scheduler.under_way}
+        assert begun
+        assert scheduler.waiting
+        waits = len(scheduler.waiting)
+        mailbox = llm.engine.handle.running().mailbox
+        call = ThreadCall(lambda: found.append((len(scheduler.under_way), len(scheduler.waiting))), idle=True)
+        mailbox.post(call)
+        while not found:
+            assert {active.order for active in scheduler.under_way} <= begun
+            step()
+    assert found == [(0, waits)]
+    assert len(drained(llm.engine)) == waits
+    assert not scheduler.unfinished

@@ -62,7 +62,8 @@ class Scheduler:
       requirements: how many slots and pages requests need.
       prefill_queue: the next chunk of each prompt, and prefix-cache hits.
       num_preemptions: how many requests have been preempted so far.
-      admits: whether waiting requests are admitted, as they are unless the engine is paused.
+      admits: whether waiting requests are admitted, as they are unless the engine is paused, or somebody waits until none is
+        under way.
     """
 
     def __init__(
