@@ -155,7 +155,8 @@ class Result:
         ``match`` with ``coupled`` drafts at a pinned width, where the text is the same whatever is drafted.
       weights_versions: the versions of the weights that the new tokens are of: for each range of tokens the version, and the
         number of its first token. Several only where weights were replaced under way (``LLM.update_weights``), so that
-        the text is of several laws; one otherwise, and none without tokens.
+        the text is of several laws; one otherwise, and none without tokens. A first range without tokens means that
+        the prompt was read with the weights of that version.
       num_cached_tokens: how many tokens of the prompt the prefix cache had, so that they were not prefilled.
       logprobs: for each new token, its ``Logprob`` and those of the likeliest tokens, by token id, the new token's first.
         None if ``SamplingParams.logprobs`` did not ask for them.
