@@ -106,16 +106,19 @@ class TensorsInMemory(Checkpoint):
       folder, options: as for ``Checkpoint``.
       arrays: name -> array.
       tokenizer: None takes that of the folder.
+      declared: the config of a jspec model or draft head, by whose names the arrays go; None for those of ``folder``.
     """
 
     is_in_memory = True
 
-    def __init__(self, folder: Folder, options: HeadOptions, arrays: dict[str, Any], tokenizer: Any, *more: Any):
+    def __init__(
+        self, folder: Folder, options: HeadOptions, arrays: dict[str, Any], tokenizer: Any, declared: Any = None
+    ):
         super().__init__(folder, options)
-        self._arrays, self._more = arrays, (tokenizer, *more)
+        self._arrays, self._tokenizer, self._declared = arrays, tokenizer, declared
 
     def with_options(self, options: HeadOptions) -> Checkpoint:
-        return type(self)(self.folder, options, self._arrays, *self._more)
+        return type(self)(self.folder, options, self._arrays, self._tokenizer, self._declared)
 
     def release(self):
         self._arrays.clear()  # which the tensors share
@@ -126,7 +129,7 @@ class TensorsInMemory(Checkpoint):
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        return Checkpoint.tokenizer.func(self) if self._more[0] is None else self._more[0]
+        return Checkpoint.tokenizer.func(self) if self._tokenizer is None else self._tokenizer
 
     @functools.cached_property
     def _tensors(self) -> dict[str, Tensor]:
@@ -140,21 +143,22 @@ class TensorsInMemory(Checkpoint):
 
 
 class _ParamsInMemory(TensorsInMemory):
-    """The same under the names of parameters of a jspec model or draft head, whose config is the last argument."""
+    """The same under the names of parameters of a jspec model or draft head."""
 
     @functools.cached_property
     def hugging_face(self) -> HuggingFaceModel:
-        return HuggingFaceModel(self.folder, params_as_tensors(self._more[1], self._tensors, as_stored=True))
+        return HuggingFaceModel(self.folder, params_as_tensors(self._declared, self._tensors, as_stored=True))
 
     @functools.cached_property
     def target_config(self) -> ModelConfig:
-        config = self._more[1].language_model
-        require(config is not None, "target", self._more[1].method, "a language model; a draft head is given as draft=")
+        config = self._declared.language_model
+        told = "a language model; a draft head is given as draft="
+        require(config is not None, "target", self._declared.method, told)
         return config
 
     @functools.cached_property
     def kind(self) -> Literal["language_model", "draft_head"]:
-        return "draft_head" if self._more[1].language_model is None else "language_model"
+        return "draft_head" if self._declared.language_model is None else "language_model"
 
 
 @dataclasses.dataclass(frozen=True)

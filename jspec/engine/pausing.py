@@ -28,11 +28,11 @@ class Pausing:
     def pause(self, mode: str, by: object):
         """Make only the steps that ``mode`` allows; ``by`` is the caller."""
         self._by = by if self.mode is None else None
-        self.mode, self._scheduler.admits = mode, False
+        self.mode = mode
 
     def resume(self):
         """Make every step again."""
-        self.mode, self._scheduler.admits = None, True
+        self.mode = None
 
     def take_back(self, by: object):
         """Resume for a caller that has given up while it paused, unless others have paused, too."""

@@ -217,6 +217,9 @@ class ActiveRequest:
         self.num_read_again, self.num_prefilled, self.num_cached_tokens = len(self.tokens), 0, 0
         self.decoding = self.proposed = self.misread = False
         self.largest_K, self.saved, self.num_saved_pages = 0, None, 0
+        if not self.tokens:  # nothing is left of weights before
+            self.versions.clear()
+            self.redrafted = False
 
     def update(self, log: "RoundLog"):
         """Add the rounds of a call, up to the request's end.

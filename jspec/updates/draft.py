@@ -77,7 +77,7 @@ def _named(config: Any, checkpoint: Checkpoint | None, given: Mapping[str, Any],
         return NamedArrays(given, lambda tensors: params_as_tensors(config, tensors))
     if config.language_model is config:
         return NamedArrays(given, lambda tensors: decoder_tensors(config, names, tensors))
-    if checkpoint is None or checkpoint.is_converted:
+    if checkpoint is None or checkpoint.is_converted or not checkpoint.fields.raw:
         raise ValueError(
             "draft: the names of a draft head's tensors are known from its Hugging Face folder alone; give names='jspec'"
         )

@@ -244,8 +244,7 @@ class Scheduler:
     def begin_anew(self):
         """Let all requests under way wait to be admitted again, with the tokens that they have. No round is unread."""
         for active in [*self._in_rows(), *self.swapped]:
-            if active.row is not None:
-                self._free(active)
+            self._free(active)
             active.begin_anew()
             heapq.heappush(self.waiting, (active.seniority, active))
         self.swapped.clear()
