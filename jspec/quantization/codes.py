@@ -1,17 +1,19 @@
-"""Codes of four or eight bits in groups: how they are stored, and what they stand for.
+"""Codes of four to six or of eight bits in groups: how they are stored, and what they stand for.
 
 Checkpoints of GPTQ, AWQ and compressed-tensors are kept so, and jspec's own ``int4`` is one of these formats
 (``jspec.quantization.formats``). An output channel has a code n for each input feature, 0 .. 15 in four bits and -128 .. 127
-in eight, and its inputs are in groups. A code stands for the number ``(n - zero) * scale`` of its group, exactly: the
-difference is an integer that bfloat16 holds. Products with x of bfloat16 round it and the scale to bfloat16, in four bits
-(``Weight.multiplied``); in eight, they multiply sums by the scale in float32.
+in eight, and its inputs are in groups. A code stands for the number ``(n - zero) * scale + offset`` of its group, exactly:
+the difference is an integer that bfloat16 holds. Of up to six bits, products with x of bfloat16 round it and the scale to
+bfloat16 (``Weight.multiplied``); of eight, they multiply sums by the scale in float32.
 
 | array | shape | |
 |---|---|---|
 | weight | uint8 ``[out, 64 blocks]`` | codes of four bits, packed by ``pack_codes``; a block is 128 inputs |
+| | uint8 ``[out, 80 blocks]`` or ``[out, 96 blocks]`` | codes of five or six bits, packed likewise |
 | | int8 ``[out, in]`` | codes of eight bits |
 | scale | ``[out, groups]`` | of float16, bfloat16 or float32; the zero of every group is 8, and 0 in eight bits |
-| | ``[out, groups, 2]`` | the scale of a group and its zero, an integer that each of these dtypes holds |
+| | ``[out, groups, 2]`` | the scale of a group and its zero, an integer that each of these dtypes holds, or its offset |
+| | uint32 ``[out, supers, words]`` | scales of two levels (``jspec.quantization.levels``) |
 
 A block has 64 bytes, 16 for each 32 inputs one after another, in an order in which a thread of Hopper's tensor cores reads
 at once what it multiplies at once. Of 16 inputs these multiply, thread q = 0 .. 3 of a line has inputs 2 q and 2 q + 1,
@@ -24,9 +26,13 @@ and 8 + 2 q and 9 + 2 q. Its four bytes of 32 inputs are
 | 2 | 1 + 2 q | 9 + 2 q |
 | 3 | 17 + 2 q | 25 + 2 q |
 
-so that four bits of a word and those 16 bits above them are neighbours, which a bfloat16 pair is made of. Nothing but
-``pack_codes``, ``in_input_order``, ``in_code_order`` and ``place_of`` knows which half of which byte is the code of which
-input."""
+so that four bits of a word and those 16 bits above them are neighbours, which a bfloat16 pair is made of.
+
+Of codes of five and six bits these are the lowest four. The others follow in a block, in words of 32 bits: of six, word q
+of the first four is that of thread q for the first 64 inputs, and word 4 + q for the other 64; of five, word q is that of
+thread q for all 128. Codes whose lowest bits are below bit 16 in their words have theirs below bit 16, one after the other.
+
+Nothing but the functions of this file and ``other_bits_of`` knows which bits of which byte are the code of which input."""
 
 from typing import Any
 
@@ -46,14 +52,32 @@ _AT_ONCE = 1 << 15  # words that are packed together, so that they stay in a CPU
 # The axes of the inputs of a block: 32 of them, 16 of these, 8 of these, a thread of the tensor cores, one of its pair.
 _INPUTS = 4, 2, 2, 4, 2
 _TO_BYTES = 0, 3, 4, 1, 2  # the same axes in the order of bytes, of which the last is the half
+_SHARING = {1: 4, 2: 2}  # other bits of a code -> how many words of a thread have theirs in one
 
 
-def pack_codes(codes: np.ndarray) -> np.ndarray:
-    """Codes packed two in a byte: uint8 ``[..., in]`` -> uint8 ``[..., 64 blocks]``.
+def pack_codes(codes: np.ndarray, bits: int = 4) -> np.ndarray:
+    """Codes of so many bits, packed in blocks: uint8 ``[..., in]`` -> uint8 ``[..., 16 bits blocks]``.
 
-    Where the inputs do not fill the last block, the missing codes are 8."""
+    Where the inputs do not fill the last block, the missing codes end with the four bits 1000."""
     *before, inputs = codes.shape
-    return pack_words(words_of_codes(codes).reshape(-1, -(-inputs // 8)).T, inputs).reshape(*before, -1)
+    low = codes if bits == 4 else codes & 15
+    packed = pack_words(words_of_codes(low).reshape(-1, -(-inputs // 8)).T, inputs).reshape(*before, -1)
+    if bits == 4:
+        return packed
+    other = np.pad(codes >> 4, [(0, 0)] * len(before) + [(0, -inputs % BLOCK)])
+    blocks = packed.reshape(*before, -1, HALF), _pack_other_bits(other, bits - 4)
+    return np.concatenate(blocks, axis=-1).reshape(*before, -1)
+
+
+def _pack_other_bits(codes: np.ndarray, bits: int) -> np.ndarray:
+    """What stands in blocks behind the lowest four bits: codes ``[..., in]`` of whole blocks -> ``[..., blocks, bytes]``."""
+    # The axes of the bytes of the lowest bits: blocks, words of a thread that share one here, threads, two of these halves
+    # of words, bytes of a half, and halves of a byte. Bits of a half of a word follow each other here.
+    shape = *codes.shape[:-1], -1, _SHARING[bits], 4, 2, 2, 2
+    parts = _permuted(codes.reshape(*codes.shape[:-1], -1, *_INPUTS), _TO_BYTES).reshape(shape)
+    places = bits * np.arange(4 * _SHARING[bits]).reshape(_SHARING[bits], 1, 1, 2, 2)
+    halves = np.bitwise_or.reduce(parts.astype(np.uint16) << places.astype(np.uint16), axis=(-5, -2, -1))
+    return halves.view(STORED).reshape(*codes.shape[:-1], codes.shape[-1] // BLOCK, 2 * HALF * bits // 8)
 
 
 def words_of_codes(codes: np.ndarray, bits: int = 4) -> np.ndarray:
@@ -104,11 +128,36 @@ def exchange(a: np.ndarray, b: np.ndarray, bits: int):
     a ^= differing << bits
 
 
-def unpack_codes(packed, inputs: int):
-    """The codes, uint8 ``[..., inputs]``, of bytes that ``pack_codes`` made, ``[..., 64 blocks]``.
+def unpack_codes(packed, inputs: int, bits: int = 4):
+    """The codes, uint8 ``[..., inputs]``, of bytes that ``pack_codes`` made, ``[..., 16 bits blocks]``.
 
     An array of NumPy gives one of NumPy, and one of JAX gives one of JAX."""
-    return in_input_order(packed & 15, packed >> 4)[..., :inputs]
+    if bits == 4:
+        return in_input_order(packed & 15, packed >> 4)[..., :inputs]
+    before = packed.shape[:-1]
+    blocks = packed.reshape(*before, -1, BLOCK * bits // 8)
+    low = blocks[..., :HALF].reshape(*before, -1)
+    place, shift = other_bits_of(np.arange(low.shape[-1]), bits)
+    other = packed[..., place] >> shift.astype(STORED)
+    mask = (1 << (bits - 4)) - 1
+    halves = (half | (other >> at & mask) << 4 for half, at in ((low & 15, 0), (low >> 4, bits - 4)))
+    return in_input_order(*halves)[..., :inputs]
+
+
+def other_bits_of(byte, bits: int):
+    """Of a byte with the lowest bits of two codes of five or six bits, by its number among such bytes: which byte of a row
+    has their other bits, and how many bits lie below those of its low half. Those of its high half follow. It works of
+    numbers of NumPy, and in kernels."""
+    sharing, block, place = _SHARING[bits - 4], byte // HALF, byte % HALF
+    word, thread, half, odd = place // 16 % sharing, place // 4 % 4, place // 2 % 2, place % 2
+    bit = (4 * word + 2 * odd) * (bits - 4)
+    first = block * (16 * bits) + HALF + place // (16 * sharing) * 16
+    return first + 4 * thread + 2 * half + bit // 8, bit % 8
+
+
+def place_of_byte(byte, bits: int):
+    """Where the byte of that number with the lowest bits of two codes is in a row."""
+    return byte if bits == 4 else byte // HALF * (16 * bits) + byte % HALF
 
 
 def in_input_order(low, high):
