@@ -307,13 +307,13 @@ def _stacked_maps(
 def language_model(config: ModelFields) -> tuple[Parameter, ...]:
     """The parameters of a causal language model.
 
-    A tied embedding is also the output head and is quantised if that is. An embedding that is not tied is never quantised.
+    A tied embedding is also the output head and is quantised if that is.
     """
     tied, names = config.tie_embeddings, names_of(config.architecture)
     start, full_width = names.prefix, config.embedding_size is None
     width = EMBED if full_width else WORD_EMBED
     embedding = matrix("embedding", f"{start}{names.embedding}.weight", VOCAB, width)
-    parameters = [dataclasses.replace(embedding, quantization=config.head_quantization if tied else None)]
+    parameters = [dataclasses.replace(embedding, quantization=config.embedding_quantization)]
     if config.position_offset is not None:
         parameters.append(matrix("positions", f"{start}{names.positions}.weight", POSITIONS, EMBED))
     if not full_width:

@@ -137,7 +137,8 @@ def unpack_codes(packed, inputs: int, bits: int = 4):
     before = packed.shape[:-1]
     blocks = packed.reshape(*before, -1, BLOCK * bits // 8)
     low = blocks[..., :HALF].reshape(*before, -1)
-    place, shift = other_bits_of(np.arange(low.shape[-1]), bits)
+    xp: Any = np if isinstance(packed, np.ndarray) else jnp  # a kernel cannot hold an array of NumPy
+    place, shift = other_bits_of(xp.arange(low.shape[-1], dtype=np.int32), bits)
     other = packed[..., place] >> shift.astype(STORED)
     mask = (1 << (bits - 4)) - 1
     halves = (half | (other >> at & mask) << 4 for half, at in ((low & 15, 0), (low >> 4, bits - 4)))
@@ -148,16 +149,16 @@ def other_bits_of(byte, bits: int):
     """Of a byte with the lowest bits of two codes of five or six bits, by its number among such bytes: which byte of a row
     has their other bits, and how many bits lie below those of its low half. Those of its high half follow. It works of
     numbers of NumPy, and in kernels."""
-    sharing, block, place = _SHARING[bits - 4], byte // HALF, byte % HALF
-    word, thread, half, odd = place // 16 % sharing, place // 4 % 4, place // 2 % 2, place % 2
+    sharing, place = _SHARING[bits - 4], byte & 63
+    word, half, odd = place >> 4 & sharing - 1, place >> 1 & 1, place & 1
     bit = (4 * word + 2 * odd) * (bits - 4)
-    first = block * (16 * bits) + HALF + place // (16 * sharing) * 16
-    return first + 4 * thread + 2 * half + bit // 8, bit % 8
+    words = (place >> (6 if bits == 5 else 5) << 2) + (place >> 2 & 3)  # before this one
+    return (byte >> 6) * (16 * bits) + HALF + 4 * words + 2 * half + (bit >> 3), bit & 7
 
 
 def place_of_byte(byte, bits: int):
     """Where the byte of that number with the lowest bits of two codes is in a row."""
-    return byte if bits == 4 else byte // HALF * (16 * bits) + byte % HALF
+    return byte if bits == 4 else (byte >> 6) * (16 * bits) + (byte & 63)
 
 
 def in_input_order(low, high):

@@ -227,7 +227,8 @@ def format_of(name: str | None) -> Format | None:
     if found is None:
         return None
     bits, group, scale, beside, ordered = found.groups()
-    if group == "16" and scale != LEVELS:
+    unknown = group not in ("16", "32") if scale == LEVELS else group == "16"
+    if unknown or (bits == "8" and beside == "_offsets"):
         return None
     size = None if group == "all" else int(group)
     return grouped(int(bits), size, scale, beside == "_zeros", ordered is not None, beside == "_offsets")

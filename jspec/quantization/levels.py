@@ -40,8 +40,9 @@ def pack_same(scale: float, offset: float, form: Format) -> np.ndarray:
     return pack_levels(np.array([[scale, offset]], np.float16), ones, ones)[0]
 
 
-def unpack_levels(words, form: Format) -> tuple[Any, Any]:
-    """The scales of groups, float32 ``[..., groups]``, and their offsets or None, of words ``[..., supers, words]``."""
+def unpack_levels(words, form: Format, rounded: bool = False) -> tuple[Any, Any]:
+    """The scales of groups, float32 ``[..., groups]``, and their offsets or None, of words ``[..., supers, words]``. If
+    ``rounded``, the numbers are rounded to bfloat16 before they are multiplied, as kernels do with codes of few bits."""
     xp: Any = jnp if isinstance(words, jax.Array) else np
     count = (words.shape[-1] - 1) // (1 + form.offsets)
     numbers = [
@@ -51,6 +52,7 @@ def unpack_levels(words, form: Format) -> tuple[Any, Any]:
 
     def values(i: int):
         number = _float_of(numbers[i]).astype(np.float32)
+        number = number.astype(jnp.bfloat16).astype(np.float32) if rounded else number
         four = words[..., 1 + i * count : 1 + (i + 1) * count]
         shifts = xp.arange(4, dtype=np.uint32) * np.uint32(8)
         integers = (four[..., None] >> shifts).astype(np.uint8).astype(np.int8)

@@ -148,7 +148,7 @@ class Weight:
         form = self.form
         if form is None or not form.packed or form.e2m1:
             return self.dequantize(rounded=True)
-        scale, offset = (None if of is None else self._of_inputs(of) for of in self._scales())
+        scale, offset = (None if of is None else self._of_inputs(of) for of in self._scales(True))
         if form.table is None:
             return self._in_order_of_x(rounded_product(self._differences(True), scale, offset))
         table, code = TABLES[form.table], codes.unpack_codes(self.numbers, self.inputs)
@@ -200,15 +200,15 @@ class Weight:
             return numbers - self._of_inputs(self.scale[..., 1].astype(np.float32))
         return numbers - np.float32(form.middle) if form.middle else numbers
 
-    def _scales(self) -> tuple[Any, Any]:
-        """The scale of each group, twice that if it is a power of two, because such powers may be subnormal; and its offset or
-        None."""
+    def _scales(self, rounded: bool = False) -> tuple[Any, Any]:
+        """The scale of each group, twice that if it is a power of two, because such powers may be subnormal; and its offset
+        or None. The numbers of levels are ``rounded`` or not."""
         form = self.form
         assert form is not None
         if form.scales == "powers":
             return mxfp4.twice_powers(self.scale), None
         if form.levels:
-            return levels.unpack_levels(self.scale, form)
+            return levels.unpack_levels(self.scale, form, rounded)
         beside = form.zeros or form.offsets
         scale = (self.scale[..., 0] if beside else self.scale).astype(np.float32)
         if form.channel_numbers:

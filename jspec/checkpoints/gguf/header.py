@@ -6,7 +6,6 @@ become Python objects, and nothing is executed. The layout is that of versions 2
 
 import math
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -118,7 +118,7 @@ _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69
 def _grids() -> Mapping[str, np.ndarray]:
     """By type, the magnitudes int8 ``[codes, 4 or 8]`` that a code of several weights stands for; and signs of eight weights
     by codes of seven bits, which leave the last to parity."""
-    with np.load(Path(__file__).with_name("grids.npz"), allow_pickle=False) as arrays:
+    with np.load(Path(__file__).with_name("gguf_grids.npz"), allow_pickle=False) as arrays:
         return dict(arrays)
 
 
@@ -199,7 +199,9 @@ def _scales_nvfp4(blocks: Blocks) -> np.ndarray:
 # The number of a type in files -> the type.
 TYPES = {
     2: BlockType("Q4_0", 32, 18, "int4_32_float16", lambda b: _parts(b[..., 2:], 4, 16), lambda b: _floats(b, 0)),
-    3: BlockType("Q4_1", 32, 20, "int4_32_float16_offsets", lambda b: _parts(b[..., 4:], 4, 16), lambda b: _floats(b, 0, 2)),
+    3: BlockType(
+        "Q4_1", 32, 20, "int4_32_float16_offsets", lambda b: _parts(b[..., 4:], 4, 16), lambda b: _floats(b, 0, 2)
+    ),
     6: BlockType(
         "Q5_0",
         *(32, 22, "int5_32_float16"),
