@@ -8,7 +8,6 @@ from typing import Any
 
 from jspec._validation import is_one_of
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.files.refusal import refuse_gguf
 from jspec.checkpoints.in_memory import InMemory
 from jspec.checkpoints.layouts.options import NO_OPTIONS, HeadOptions
 from jspec.config import ModelConfig
@@ -103,8 +102,10 @@ def _folders(given: Mapping[str, Any], download: bool | None) -> dict[str, pathl
             also = f", {', '.join(map(repr, chosen_by_name()))} or None" if what == "draft" else ""
             raise ValueError(f"{what}={path!r}: expected the path of a checkpoint folder, jspec.InMemory{also}")
         folder, name = pathlib.Path(path), str(path)
+        if folder.suffix.lower() == ".gguf" and folder.is_file():
+            names.append(name)
+            continue
         if folder.is_file():
-            refuse_gguf([name])
             raise ValueError(f"{what}={name!r} is a file: expected the checkpoint folder that it is in")
         if not folder.is_dir() and not is_hub_name(path):
             raise ValueError(

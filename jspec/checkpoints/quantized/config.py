@@ -18,8 +18,6 @@ from jspec.checkpoints.quantized.bitsandbytes import read_bitsandbytes
 from jspec.checkpoints.quantized.config_fields import KEYS, quantization_of, read_modules, require_one_of
 from jspec.checkpoints.quantized.e2m1 import read_compressed_floats
 from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats, read_block, read_plain
-from jspec.checkpoints.quantized.gguf import METHOD as GGUF
-from jspec.checkpoints.quantized.gguf import read_blocks
 from jspec.checkpoints.quantized.gptq import read_gptq
 from jspec.checkpoints.quantized.known_keys import KEYS as KNOWN_KEYS
 from jspec.checkpoints.quantized.known_keys import require_known
@@ -157,7 +155,6 @@ READERS: dict[str, Callable[[Fields], StoredFormats]] = {
     BITSANDBYTES: read_bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
-    GGUF: read_blocks,
     "gptq": read_gptq,
     METHOD: read_model_optimizer,
     TORCHAO: read_torchao,

@@ -132,7 +132,6 @@ KEYS: dict[str, Keys] = {
         expert_dtype=("fp8",),
         extra_config={"*": {**_OF_SOME, **_EIGHT}},
     ),
-    "gguf": _with({}, "quant_method"),
     "gptq": _with(_CODES, "checkpoint_format is_marlin_format", method=("gptq",), dynamic={"*": _OF_SOME}),
     "modelopt": _with(
         {**_ALGORITHM, **_GROUP},

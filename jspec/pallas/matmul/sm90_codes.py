@@ -50,7 +50,10 @@ def load_codes(weight, first: int, groups: Sequence[GroupNumbers], form: Format)
       form: of the codes.
     """
     parts = [number for group in groups for number in group if number is not None]
-    each, place = len(parts) // len(groups), first // MULTIPLIED * len(groups)  # the first group's, among those of a copy
+    each, place = (
+        len(parts) // len(groups),
+        first // MULTIPLIED * len(groups),
+    )  # the first group's, among those of a copy
 
     def fill(ref, by_core, *by_line):
         rows = Tile(ref) if form.bits == 4 else _Rows(ref)
