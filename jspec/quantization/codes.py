@@ -139,7 +139,8 @@ def unpack_codes(packed, inputs: int, bits: int = 4):
     low = blocks[..., :HALF].reshape(*before, -1)
     xp: Any = np if isinstance(packed, np.ndarray) else jnp  # a kernel cannot hold an array of NumPy
     place, shift = other_bits_of(xp.arange(low.shape[-1], dtype=np.int32), bits)
-    other = packed[..., place] >> shift.astype(STORED)
+    other = packed[..., place]
+    other = other >> xp.broadcast_to(shift.astype(STORED), other.shape)
     mask = (1 << (bits - 4)) - 1
     halves = (half | (other >> at & mask) << 4 for half, at in ((low & 15, 0), (low >> 4, bits - 4)))
     return in_input_order(*halves)[..., :inputs]

@@ -54,8 +54,7 @@ def unpack_levels(words, form: Format, rounded: bool = False) -> tuple[Any, Any]
         number = _float_of(numbers[i]).astype(np.float32)
         number = number.astype(jnp.bfloat16).astype(np.float32) if rounded else number
         four = words[..., 1 + i * count : 1 + (i + 1) * count]
-        shifts = xp.arange(4, dtype=np.uint32) * np.uint32(8)
-        integers = (four[..., None] >> shifts).astype(np.uint8).astype(np.int8)
+        integers = xp.stack([four >> np.uint32(8 * j) for j in range(4)], axis=-1).astype(np.uint8).astype(np.int8)
         products = integers.reshape(*words.shape[:-1], -1).astype(np.float32) * number[..., None]
         return products.reshape(*words.shape[:-2], -1)
 

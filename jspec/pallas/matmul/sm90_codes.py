@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from jspec.pallas.matmul.sm90_registers import MULTIPLIED, PRODUCT, Tile, in_registers, of_line, twice_in_word, unpacked
-from jspec.pallas.weights.table_codes import word_of
+from jspec.pallas.weights.table_codes import factors_of, word_of
 from jspec.pallas.weights.unpack import CODE_SHRINK, DIFFERENCES, twice, word_of_codes
 from jspec.quantization.codes import BLOCK, HALF
 from jspec.quantization.formats import Format
@@ -99,7 +99,7 @@ def _operands(form: Format, numbers: Sequence[Any], byte: int) -> list[Any]:
     their word."""
     table = TABLES[form.table] if form.table else None
     if table is not None and not table.integers:
-        return [twice_in_word(numbers[0], 2.0**126 / CODE_SHRINK)]
+        return [twice_in_word(numbers[0], by) for by in factors_of(table)]
     if form.zeros:
         return [twice_in_word(numbers[1], -1 / CODE_SHRINK), twice_in_word(numbers[0], 1.0)]
     middle = -_INTEGER if table is not None else -float(form.middle)

@@ -15,15 +15,15 @@ import numpy as np
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import is_interpreted
-from jspec.pallas.weights.unpack import CODE_SHRINK, twice
+from jspec.pallas.weights.unpack import CODE_SHRINK, SHRINK, twice
 from jspec.quantization.tables import Table
 from jspec.quantization.weight import rounded_product
 
 
 def unpack_table(table: Table, packed, high: bool, dtype=jnp.bfloat16, scale=None):
     """In a kernel: the numbers of the codes in the low or the high halves of bytes times the table's ``factor``: rounded to
-    bfloat16, or in float32, which takes more instructions. With a ``scale``, float32 ``[channels, n]``, they are multiplied
-    by that in bfloat16 and divided by ``CODE_SHRINK``.
+    bfloat16, or in float32, which takes more instructions; divided by ``shrink_of_table``. With a ``scale``, float32
+    ``[channels, n]``, they are multiplied by that in bfloat16.
 
     Args:
       table: of the codes.
@@ -33,10 +33,10 @@ def unpack_table(table: Table, packed, high: bool, dtype=jnp.bfloat16, scale=Non
     """
     if is_interpreted() or dtype != jnp.bfloat16:
         numbers = numbers_of(table, packed >> 4 if high else packed & 15, dtype)
-        return numbers if scale is None else rounded_product(numbers, scale / CODE_SHRINK).astype(dtype)
-    factors = (
-        () if scale is None else tuple((scale * (by / CODE_SHRINK)).astype(jnp.bfloat16) for by in factors_of(table))
-    )
+        if scale is None:
+            return numbers / jnp.asarray(shrink_of_table(table), dtype)
+        return rounded_product(numbers, scale / CODE_SHRINK).astype(dtype)
+    factors = () if scale is None else tuple((scale * by).astype(jnp.bfloat16) for by in factors_of(table))
     [unpacked] = pltriton.elementwise_inline_asm(
         halves(table, scale is not None)[high],
         args=[packed, *factors],
@@ -58,9 +58,15 @@ def numbers_of(table: Table, code, dtype=jnp.bfloat16):
     return chosen.astype(dtype)
 
 
-def factors_of(table: Table) -> tuple[float, ...]:
+def shrink_of_table(table: Table, scaled: bool = False) -> float:
+    """What the numbers of a table are divided by, times its ``factor`` and perhaps a scale."""
+    return CODE_SHRINK if scaled else SHRINK if table.integers else 1.0
+
+
+def factors_of(table: Table, scaled: bool = True) -> tuple[float, ...]:
     """What numbers that were looked up are multiplied by, and of integers what is added to that; a scale multiplies both."""
-    return (2.0**133, -128.0) if table.integers else (2.0**126,)
+    factors = (2.0**133, -128.0) if table.integers else (2.0**126,)
+    return tuple(factor / shrink_of_table(table, scaled) for factor in factors)
 
 
 @functools.cache
@@ -118,7 +124,7 @@ def _with_table(table: Table, instructions: str) -> str:
         for i in (0, 1)
     }
     moves = " ".join(f"mov.b32 {name}, 0x{word:08X};" for name, word in words.items())
-    by = dict(zip(("factor", "added"), map(twice, factors_of(table)), strict=False))
+    by = dict(zip(("factor", "added"), map(twice, factors_of(table, scaled=False)), strict=False))
     moves += "".join(f" mov.b32 {name}, {number};" for name, number in by.items())
     names = ", ".join((*words, "digits", "part", "low", "high", *by))
     return f"{{ .reg .b32 {names}; {moves} {instructions} }}"

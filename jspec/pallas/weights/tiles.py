@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, tile_indices
-from jspec.pallas.weights.table_codes import unpack_table
+from jspec.pallas.weights.table_codes import shrink_of_table, unpack_table
 from jspec.pallas.weights.unpack import (
     CODE_SHRINK,
     MXFP4_SHRINK,
@@ -110,7 +110,7 @@ def shrink_of(form: Format | None, scaled: bool = False) -> float:
     if form is None or not form.packed:
         return 1.0
     if form.table:
-        return (CODE_SHRINK if scaled else 1) / TABLES[form.table].factor
+        return shrink_of_table(TABLES[form.table], scaled) / TABLES[form.table].factor
     return MXFP4_SHRINK if form.kind == "mxfp4" else CODE_SHRINK if scaled else SHRINK
 
 
@@ -135,7 +135,8 @@ def load_group(form: Format | None, load: Callable[..., Any], group, rounded: bo
 
     def value(first: int, number):
         word = load(super_, first + jax.lax.div(place, jnp.int32(4)))
-        byte = jax.lax.shift_right_logical(word, (8 * jax.lax.rem(place, jnp.int32(4))).astype(jnp.uint32))
+        shift = (8 * jax.lax.rem(place, jnp.int32(4))).astype(jnp.uint32)
+        byte = jax.lax.shift_right_logical(word, jnp.broadcast_to(shift, word.shape))
         number = number.astype(jnp.bfloat16).astype(jnp.float32) if rounded else number
         return byte.astype(jnp.uint8).astype(jnp.int8).astype(jnp.float32) * number
 
