@@ -3,8 +3,8 @@
 Checkpoints of GPTQ, AWQ and compressed-tensors are kept so, and jspec's own ``int4`` is one of these formats
 (``jspec.quantization.formats``). An output channel has a code n for each input feature, 0 .. 15 in four bits and -128 .. 127
 in eight, and its inputs are in groups. A code stands for the number ``(n - zero) * scale + offset`` of its group, exactly:
-the difference is an integer that bfloat16 holds. Of up to six bits, products with x of bfloat16 round it and the scale to
-bfloat16 (``Weight.multiplied``); of eight, they multiply sums by the scale in float32.
+the difference is an integer that bfloat16 holds. Of up to six bits, and of eight in small groups, products with x of
+bfloat16 round it and the scale to bfloat16 (``Weight.multiplied``); else they multiply sums by the scale in float32.
 
 | array | shape | |
 |---|---|---|

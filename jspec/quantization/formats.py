@@ -124,6 +124,12 @@ class Format:
         return self.e2m1 or self.scales == "powers"
 
     @property
+    def rounds_products(self) -> bool:
+        """Whether kernels multiply numbers by their scales and round these products to bfloat16: those of few bits, and
+        integers of eight in groups of less than 64, which are as exact as weights of bfloat16 then."""
+        return self.in_codes and not self.e2m1 and (self.packed or (self.group or GROUP) < 64)
+
+    @property
     def indivisible(self) -> int:
         """How many inputs are stored together, so that no shard has a part of them; 1 if any may be by themselves."""
         return 1 if self.per_channel else SUPER if self.levels else GROUP

@@ -144,9 +144,9 @@ class Weight:
 
     def multiplied(self) -> Any:
         """What products multiply x of bfloat16 by, float32 ``[..., out, in]`` in the order of x: what it stands for, but for
-        codes of integers and of a table, which are multiplied by their scales in bfloat16."""
+        formats that ``rounds_products``, whose numbers are multiplied by their scales in bfloat16."""
         form = self.form
-        if form is None or not form.packed or form.e2m1:
+        if form is None or not form.rounds_products:
             return self.dequantize(rounded=True)
         scale, offset = (None if of is None else self._of_inputs(of) for of in self._scales(True))
         if form.table is None:

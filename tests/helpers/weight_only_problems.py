@@ -32,7 +32,7 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False,
         if extreme:
             values = rng.choice([0, 7, 14, 15] if form.table else [low, high], (outputs, inputs))
         weight = codes.pack_codes(values.astype(np.uint8), form.bits) if form.packed else values.astype(np.int8)
-        rounds = rounded and form.packed
+        rounds = rounded and form.rounds_products
         stored_scale, each, zero, offset = _scales(rng, form, (outputs, inputs), rounds, extreme)
         assert [weight.shape, stored_scale.shape] == [a.shape for a in form.arrays((outputs, inputs)).values()]
         table = TABLES[form.table] if form.table else None

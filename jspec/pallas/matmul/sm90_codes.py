@@ -1,4 +1,4 @@
-"""Codes of four to six bits as the left operand of Hopper's tensor cores: from shared memory to registers, times their
+"""Codes of four to eight bits as the left operand of Hopper's tensor cores: from shared memory to registers, times their
 scales, in bfloat16 (``Weight.multiplied``).
 
 A thread makes four pairs of a word of 32 inputs (``jspec.quantization.codes``), the first two of which are of the first 16
@@ -15,7 +15,7 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from jspec.pallas.matmul.sm90_registers import MULTIPLIED, PRODUCT, Tile, in_registers, of_line, twice_in_word, unpacked
 from jspec.pallas.weights.table_codes import factors_of, word_of
-from jspec.pallas.weights.unpack import CODE_SHRINK, DIFFERENCES, twice, word_of_codes
+from jspec.pallas.weights.unpack import CODE_SHRINK, DIFFERENCES, INT8_PAIRS_TIMES, twice, word_of_codes
 from jspec.quantization.codes import BLOCK, HALF
 from jspec.quantization.formats import Format
 from jspec.quantization.tables import TABLES
@@ -43,8 +43,8 @@ def load_codes(weight, first: int, groups: Sequence[GroupNumbers], form: Format)
     ``[outputs, 64]`` in registers. Those of a table are also multiplied by its ``factor``.
 
     Args:
-      weight: a ref in shared memory, uint8 ``[outputs, bytes]``, of a multiple of 64 outputs; of four bits with
-        ``transforms``.
+      weight: a ref in shared memory, uint8 or int8 ``[outputs, bytes]``, of a multiple of 64 outputs; of four and eight
+        bits with ``transforms``.
       first: the first of the inputs, a multiple of 64.
       groups: those of these inputs, 1, 2 or 4.
       form: of the codes.
@@ -56,20 +56,33 @@ def load_codes(weight, first: int, groups: Sequence[GroupNumbers], form: Format)
     )  # the first group's, among those of a copy
 
     def fill(ref, by_core, *by_line):
-        rows = Tile(ref) if form.bits == 4 else _Rows(ref)
+        rows = Tile(ref) if form.bits in (4, 8) else _Rows(ref)
         for lines, half in np.ndindex(by_core.shape[0], 2):
             numbers = [of_line(number, lines, half) for number in by_line]
             operands = [
                 _operands(form, numbers[i * each : (i + 1) * each], (place + i) % 4) for i in range(len(groups))
             ]
             operands = [operands[i * len(groups) // 4] for i in range(4)]  # of each 16 inputs
+            for product in range(4) if form.bits == 8 else ():
+                pieces = _pairs(rows, first // PRODUCT + product, lines, half)
+                by_core[lines, product, :, half] = unpacked(INT8_PAIRS_TIMES, *pieces, *operands[product])
+            if form.bits == 8:
+                continue
             for word in range(MULTIPLIED // _WORD):
                 own = (*operands[2 * word], *operands[2 * word + 1])
                 asm, words = _instructions(form, rows, first + word * _WORD, lines, half)
                 pairs = unpacked(asm, *words, *own, count=4)
                 by_core[lines, 2 * word : 2 * word + 2, :, half] = np.array(pairs, dtype=object).reshape(2, 2)
 
-    return in_registers(weight, MULTIPLIED, fill, *parts, transformed=form.bits == 4)
+    return in_registers(weight, MULTIPLIED, fill, *parts, transformed=form.bits in (4, 8))
+
+
+def _pairs(rows: Any, product: int, lines: int, half: int) -> list[Any]:
+    """Words with the two pairs of bytes that a thread has of 16 inputs of a line."""
+    i16, i32 = ir.IntegerType.get_signless(16), ir.IntegerType.get_signless(32)
+    base = rows.piece(product, arith.muli(rows.quarter, mgpu.c(2, i32)))
+    at = (rows.at(base, lines, half, byte) for byte in (0, PRODUCT // 2))
+    return [arith.extui(i32, llvm.load(i16, pointer, alignment=2)) for pointer in at]
 
 
 def _instructions(form: Format, rows: Any, first: int, lines: int, half: int) -> tuple[str, list[Any]]:
@@ -102,7 +115,7 @@ def _operands(form: Format, numbers: Sequence[Any], byte: int) -> list[Any]:
         return [twice_in_word(numbers[0], by) for by in factors_of(table)]
     if form.zeros:
         return [twice_in_word(numbers[1], -1 / CODE_SHRINK), twice_in_word(numbers[0], 1.0)]
-    middle = -_INTEGER if table is not None else -float(form.middle)
+    middle = -_INTEGER if table is not None or form.bits == 8 else -float(form.middle)
     low, added = _of_levels(form, numbers, byte, middle) if form.levels else _of_floats(form, numbers, middle)
     if form.bits != 4 or table is not None:
         return [low, added]

@@ -193,7 +193,7 @@ class CodeScales(ScalesOfNumbers):
         found = [self._interpreted(group, i % 4) for i, group in enumerate(groups)]
         scale, beside = (jnp.stack(numbers, axis=1) for numbers in zip(*found, strict=True))
         scale, beside = (jnp.repeat(of, self.tiling.inputs // len(groups), axis=1) for of in (scale, beside))
-        codes = unpack_codes(weight, self.tiling.inputs, form.bits)
+        codes = unpack_codes(weight, self.tiling.inputs, form.bits) if form.packed else weight
         if form.table:
             table = TABLES[form.table]
             return rounded_product(numbers_of(table, codes).astype(jnp.float32), scale) * np.float32(1 / table.factor)
@@ -256,5 +256,5 @@ class NVFP4Scales(_BytesOfScales):
 def scales_of(weight: Weight, output, tiling: MosaicTiling) -> Scales:
     """The scales of a warpgroup's tile, whose attributes the arguments are."""
     kinds = {"nvfp4": NVFP4Scales, "mxfp8": MXFP8Scales}
-    codes = weight.packed and weight.kind not in kinds
+    codes = weight.form is not None and weight.form.rounds_products
     return (CodeScales if codes else kinds.get(weight.kind, Scales))(weight, output, tiling)

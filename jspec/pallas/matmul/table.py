@@ -215,6 +215,7 @@ TABLE = (
     # With 1, 16, 80 and 320 tokens: 37, 36, 55 and 159 us. The row that follows takes 40, 44, 157 and 431. Tokens that are
     # no whole eights are copied with zeros first.
     _few_tokens("few tokens, FP8 blocks", weights=("fp8_block", "mxfp8")),
+    _few_tokens("few tokens, small groups", weights=("int8_groups",)),
     # XLA would write the dequantised weight; with many tokens it was not compared.
     Row("groups, eight bits", _weight_only, activations=_BF16, weights=_GROUPS_OF_EIGHT),
     # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.

@@ -179,6 +179,8 @@ def _eight_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: Mat
         weights, x = _eight_bit_tiles(x_ref, weight, token, output, block, size, tiling)
         if zero is not None:
             weights -= broadcast_columns(zero * jnp.asarray(1 / SHRINK, jnp.bfloat16), size)
+        if weight.form is not None and weight.form.rounds_products:
+            weights, scale = weights * broadcast_columns(scale.astype(jnp.bfloat16), size), None
         operands.append(([(weights, x)], scale))
     return operands
 
@@ -247,7 +249,9 @@ def _scale_and_zero(weight: Weight, output, group) -> tuple[Any, Any, Any]:
         none = 0 if jnp.issubdtype(scale_ref.dtype, jnp.integer) else 0.0
         return pltriton.load(scale_ref.at[(output, first, *which)], mask=mask, other=none)
 
-    scale, zero, offset = load_group(weight.form, load, jnp.int32(group), weight.packed)
+    scale, zero, offset = load_group(
+        weight.form, load, jnp.int32(group), weight.form is not None and weight.form.rounds_products
+    )
     return scale, zero if zero is None else zero.astype(jnp.bfloat16), offset if offset is None else offset / SHRINK
 
 

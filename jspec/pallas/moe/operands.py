@@ -189,7 +189,12 @@ class _InBlocks(Operands):
     def scale_and_zero(self, output, group) -> tuple[Any, Any]:
         """The scales of a group, and its zeros or None, float32 ``[outputs]``."""
         load = functools.partial(self.load_of, self.weight.scale, output)
-        return load_group(self.form, load, jnp.int32(group), False)[:2]
+        return load_group(self.form, load, jnp.int32(group), self.rounds)[:2]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether products of numbers and scales are rounded to bfloat16."""
+        return self.form.rounds_products and self.x_ref.dtype == jnp.bfloat16
 
     def load_bytes_of_scales(self, i, output):
         """The scales of a block that multiply its numbers, uint8 ``[outputs, groups]``."""
@@ -243,6 +248,11 @@ class _GroupOperands(_InBlocks, _PlainOperands):
             if zero is not None:
                 shrunk = zero / SHRINK if x.dtype == jnp.bfloat16 else zero
                 of_output -= broadcast_columns(shrunk.astype(x.dtype), self.depth)
+            if self.rounds:
+                of_output, scale = (
+                    of_output * broadcast_columns(scale.astype(x.dtype), self.depth),
+                    jnp.ones_like(scale),
+                )
             weights.append((of_output, scale))
         return [(x, weights)]
 
@@ -314,10 +324,7 @@ class _CodeOperands(_InHalves):
             none = 0 if jnp.issubdtype(ref.dtype, jnp.integer) else 0.0
             return pltriton.load(ref.at[(self.tile.expert, *index, *which)], mask=mask, other=none)
 
-        return [
-            None if of is None else _of_bytes(of, count)
-            for of in load_group(self.form, load, group, self.x_ref.dtype == jnp.bfloat16)
-        ]
+        return [None if of is None else _of_bytes(of, count) for of in load_group(self.form, load, group, self.rounds)]
 
     def channel_scale(self, output):
         return jnp.full(output.shape, shrink_of(self.form, scaled=True), jnp.float32)

@@ -228,6 +228,11 @@ INT8, INT8_PAIRS = (  # n + 128 is moved to bit 0
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
     for move in ("mov.b32 bytes, $2;", "prmt.b32 bytes, $2, $3, 0x5410;")
 )
+# The same of two pairs times a factor in $4, 2^133 times a scale, and plus $5, -128 times it.
+INT8_PAIRS_TIMES = (
+    "{ .reg .b32 bytes, a, b; prmt.b32 bytes, $2, $3, 0x5410; xor.b32 bytes, bytes, 0x80808080;"
+    f" {_TWO_AND_TWO} fma.rn.bf16x2 $0, a, $4, $5; fma.rn.bf16x2 $1, b, $4, $5; }}"
+)
 _TWO_OF_FP8, _ONE_AND_ONE_OF_FP8 = (
     # becomes a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number
     f" prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, {second}; shl.b32 a, a, 4; shl.b32 b, b, 4;"

@@ -35,14 +35,9 @@ KINDS = ("int8", "fp8")
 CODES = ("int4", "int4_64_float16_zeros", "int4_all_float32", "nf4_64", "fp4_128")
 # As blocks of GGUF are kept; and GPTQ with small groups.
 GGUF = (
-    *(
-        "int4_32_float16_offsets",
-        "int5_32_float16",
-        "int6_16_levels",
-        "int4_32_levels_offsets",
-        "int5_32_levels_offsets",
-    ),
-    *("int4_16_levels", "iq4_32_float16", "iq4_32_levels", "int4_32_float16_zeros"),
+    *("int4_32_float16_offsets", "int5_32_float16", "int6_16_levels", "int4_32_levels_offsets", "int8_32_float16"),
+    *("int5_32_levels_offsets", "int4_16_levels", "iq4_32_float16", "iq4_32_levels", "int8_16_levels"),
+    "int4_32_float16_zeros",
 )
 Tiling = MosaicTiling
 TILINGS = [
@@ -105,7 +100,11 @@ class TestFewTokensMatmul:
             *(("bfloat16", *case) for case in TILINGS if case[3].num_stages >= 2 * case[3].in_turns),
             *(("bfloat16", *case) for case in OF_BFLOAT16),
             *((kind, *case) for kind in (*CODES, "nvfp4") for case in OF_CODES),
-            *((kind, *case) for i, kind in enumerate(GGUF) for case in (OF_CODES[i % 2], OF_CODES[2 + i % 3])),
+            *(
+                (kind, *sizes, tiling._replace(inputs=128) if "int8" in kind else tiling)
+                for i, kind in enumerate(GGUF)
+                for *sizes, tiling in (OF_CODES[i % 2], OF_CODES[2 + i % 3])
+            ),
             *(("mxfp8", *sizes, tiling._replace(inputs=128)) for *sizes, tiling in OF_CODES),
         ],
         ids=str,
@@ -213,6 +212,17 @@ def test_words_of_codes_with_other_bits_become_numbers_times_their_scale_and_mor
         scale, offset = (np.reshape(of, (2, 1)) for of in zip(*numbers, strict=True))
         wanted = (of_chunk * scale + offset).astype(ml_dtypes.bfloat16).astype(np.float64)
         np.testing.assert_array_equal(pairs * shrink, wanted.reshape(64, 4, 4, 2).swapaxes(1, 2))
+
+
+def test_pairs_of_integers_become_products_with_their_scale():
+    word, scale, shrink = words(np.arange(256, dtype=np.uint8)), -1.4375, unpack.CODE_SHRINK
+    factors = {name: np.full(64, int(unpack.twice(by * scale / shrink), 16), np.uint32) for name, by in FACTORS_OF_INT8}
+    pairs = carried_out(unpack.INT8_PAIRS_TIMES, {"$2": word & 0xFFFF, "$3": word >> 16, **factors})
+    wanted = (np.arange(256, dtype=np.uint8).view(np.int8) * scale).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(pairs.astype(np.float64).reshape(-1) * shrink, wanted.astype(np.float64))
+
+
+FACTORS_OF_INT8 = (("$4", 2.0**133), ("$5", -128.0))
 
 
 def _operands(numbers, size: int) -> dict[str, np.ndarray]:
@@ -352,7 +362,7 @@ def test_which_products_are_served(tokens, outputs, inputs, allow_partial_sums, 
     if inputs % 128 == 0:
         for kind in ("fp8_block", "mxfp8", *CODES, *GGUF):
             assert serves(kind) == (served or tokens in (9, 20)), kind
-        assert not serves("int8_32_bfloat16")  # the kernel adds up 64 inputs at least
+        assert not serves("int8_64_bfloat16")  # of whose groups it would multiply sums
     monkeypatch.setattr(few_tokens, "LOWERS", False)
     assert not serves("fp8")
 

@@ -50,6 +50,7 @@ EXAMPLES = {
     "codes": Case(5, 256, 512, weight="int4"),
     "few tokens, eight bits": Case(16, 4096, 4096, weight="int8"),
     "few tokens, FP8 blocks": Case(5, 4096, 4096, weight="fp8_block"),
+    "few tokens, small groups": Case(5, 4096, 4096, weight="int8_32_float16"),
     "groups, eight bits": Case(5, 256, 512, weight="fp8_block"),
     "int8": Case(16, 8200, 4096, weight="int8"),  # no whole tiles of 64 outputs
     "one token, eight bits": Case(1, 64, 128, "float32", "fp8"),
