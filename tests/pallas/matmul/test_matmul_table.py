@@ -59,7 +59,7 @@ EXAMPLES = {
     "bf16": Case(5, 4096, 4096),
     "XLA": Case(1000, 64, 64, "float32", "float32"),
 }
-FEW_TOKENS = "few tokens, eight bits", "few tokens, FP8 blocks", "few tokens, codes", "few tokens, bf16"
+FEW_TOKENS = tuple(f"few tokens, {of}" for of in ("eight bits", "FP8 blocks", "small groups", "codes", "bf16"))
 HOPPER_ONLY = [row.name for row in TABLE if row.hopper]
 MOSAIC = jax.__version_info__ >= (0, 11)
 
