@@ -52,7 +52,7 @@ _AT_ONCE = 1 << 15  # words that are packed together, so that they stay in a CPU
 # The axes of the inputs of a block: 32 of them, 16 of these, 8 of these, a thread of the tensor cores, one of its pair.
 _INPUTS = 4, 2, 2, 4, 2
 _TO_BYTES = 0, 3, 4, 1, 2  # the same axes in the order of bytes, of which the last is the half
-_SHARING = {1: 4, 2: 2}  # other bits of a code -> how many words of a thread have theirs in one
+SHARING = {5: 4, 6: 2}  # bits of a code -> how many words of a thread have those beyond four in one word
 
 
 def pack_codes(codes: np.ndarray, bits: int = 4) -> np.ndarray:
@@ -73,9 +73,10 @@ def _pack_other_bits(codes: np.ndarray, bits: int) -> np.ndarray:
     """What stands in blocks behind the lowest four bits: codes ``[..., in]`` of whole blocks -> ``[..., blocks, bytes]``."""
     # The axes of the bytes of the lowest bits: blocks, words of a thread that share one here, threads, two of these halves
     # of words, bytes of a half, and halves of a byte. Bits of a half of a word follow each other here.
-    shape = *codes.shape[:-1], -1, _SHARING[bits], 4, 2, 2, 2
+    shared = SHARING[4 + bits]
+    shape = *codes.shape[:-1], -1, shared, 4, 2, 2, 2
     parts = _permuted(codes.reshape(*codes.shape[:-1], -1, *_INPUTS), _TO_BYTES).reshape(shape)
-    places = bits * np.arange(4 * _SHARING[bits]).reshape(_SHARING[bits], 1, 1, 2, 2)
+    places = bits * np.arange(4 * shared).reshape(shared, 1, 1, 2, 2)
     halves = np.bitwise_or.reduce(parts.astype(np.uint16) << places.astype(np.uint16), axis=(-5, -2, -1))
     return halves.view(STORED).reshape(*codes.shape[:-1], codes.shape[-1] // BLOCK, 2 * HALF * bits // 8)
 
@@ -150,10 +151,10 @@ def other_bits_of(byte, bits: int):
     """Of a byte with the lowest bits of two codes of five or six bits, by its number among such bytes: which byte of a row
     has their other bits, and how many bits lie below those of its low half. Those of its high half follow. It works of
     numbers of NumPy, and in kernels."""
-    sharing, place = _SHARING[bits - 4], byte & 63
+    sharing, place = SHARING[bits], byte & 63
     word, half, odd = place >> 4 & sharing - 1, place >> 1 & 1, place & 1
     bit = (4 * word + 2 * odd) * (bits - 4)
-    words = (place >> (6 if bits == 5 else 5) << 2) + (place >> 2 & 3)  # before this one
+    words = (place >> 3 + sharing.bit_length() << 2) + (place >> 2 & 3)  # before this one
     return (byte >> 6) * (16 * bits) + HALF + 4 * words + 2 * half + (bit >> 3), bit & 7
 
 

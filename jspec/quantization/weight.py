@@ -246,7 +246,7 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
     if form is None:
         return Weight(std * jax.random.normal(key, shape, dtype))
     arrays = form.arrays(shape)
-    equally = form.e2m1 or form.table or form.bits in (5, 6)
+    equally = form.e2m1 or form.table or form.bits in codes.SHARING
     make = _random_bits if equally else _random_codes if form.in_codes else _random_numbers
     numbers, scale = make(key, arrays["weight"], form), _scale_of_random(std, form)
     offset = -scale * (1 << (form.bits - 1))
@@ -278,7 +278,7 @@ def _scale_of_random(std: float, form: Format) -> float:
         power = mxfp4.ONE + round(float(np.log2(std / nvfp4.STD_OF_RANDOM_CODES)))
         return {"nvfp4": 1, "mxfp4": power, "mxfp4_pairs": mxfp4_pairs.factors(power, power)}[form.kind]
     if form.in_codes:
-        return (3**0.5 if form.bits in (5, 6) else 3) * std / (1 << (form.bits - 1))
+        return (3**0.5 if form.bits in codes.SHARING else 3) * std / (1 << (form.bits - 1))
     scale = 4 * std / form.largest
     return mxfp4.ONE + round(float(np.log2(scale))) if form.scales == "powers" else scale
 

@@ -16,7 +16,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from jspec.pallas.matmul.sm90_registers import MULTIPLIED, PRODUCT, Tile, in_registers, of_line, twice_in_word, unpacked
 from jspec.pallas.weights.table_codes import factors_of, word_of
 from jspec.pallas.weights.unpack import CODE_SHRINK, DIFFERENCES, INT8_PAIRS_TIMES, twice, word_of_codes
-from jspec.quantization.codes import BLOCK, HALF
+from jspec.quantization.codes import BLOCK, HALF, SHARING
 from jspec.quantization.formats import Format
 from jspec.quantization.tables import TABLES
 
@@ -56,7 +56,7 @@ def load_codes(weight, first: int, groups: Sequence[GroupNumbers], form: Format)
     )  # the first group's, among those of a copy
 
     def fill(ref, by_core, *by_line):
-        rows = Tile(ref) if form.bits in (4, 8) else _Rows(ref)
+        rows = Tile(ref) if form.bits not in SHARING else _Rows(ref)
         for lines, half in np.ndindex(by_core.shape[0], 2):
             numbers = [of_line(number, lines, half) for number in by_line]
             operands = [
@@ -74,7 +74,7 @@ def load_codes(weight, first: int, groups: Sequence[GroupNumbers], form: Format)
                 pairs = unpacked(asm, *words, *own, count=4)
                 by_core[lines, 2 * word : 2 * word + 2, :, half] = np.array(pairs, dtype=object).reshape(2, 2)
 
-    return in_registers(weight, MULTIPLIED, fill, *parts, transformed=form.bits in (4, 8))
+    return in_registers(weight, MULTIPLIED, fill, *parts, transformed=form.bits not in SHARING)
 
 
 def _pairs(rows: Any, product: int, lines: int, half: int) -> list[Any]:
@@ -99,7 +99,7 @@ def _instructions(form: Format, rows: Any, first: int, lines: int, half: int) ->
             return word_of(TABLES[form.table]), [word]
         return (DIFFERENCES if form.zeros else word_of_codes(4, 0)), [word]
     block, place = divmod(first, BLOCK)
-    start, sharing = block * form.block_bytes, 4 if form.bits == 5 else 2
+    start, sharing = block * form.block_bytes, SHARING[form.bits]
     chunk, part = place // _WORD, place // _WORD % sharing
     other = start + HALF + PRODUCT * (chunk // sharing)
     words = [load(rows.at(at, lines, half)) for at in (start + PRODUCT * chunk, other)]

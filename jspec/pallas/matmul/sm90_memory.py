@@ -24,7 +24,7 @@ from jspec.pallas.matmul.sm90_registers import (
 from jspec.pallas.matmul.sm90_tiling import BLOCK, LINES, MosaicTiling
 from jspec.pallas.weights.table_codes import numbers_of
 from jspec.pallas.weights.unpack import CODE_SHRINK, SHRINK
-from jspec.quantization.codes import unpack_codes
+from jspec.quantization.codes import SHARING, unpack_codes
 from jspec.quantization.formats import SUPER, Format
 from jspec.quantization.levels import unpack_levels
 from jspec.quantization.tables import TABLES
@@ -72,7 +72,7 @@ class SharedMemory(NamedTuple):
             weight=plgpu.SMEM(
                 (tiling.num_stages, tiling.tile_outputs, line),
                 weight.numbers.dtype,
-                transforms=() if bits in (5, 6) else swizzled if weight.is_plain else transforms(line),
+                transforms=() if bits in SHARING else swizzled if weight.is_plain else transforms(line),
             ),
             x=plgpu.SMEM((parts, tiling.tokens, tiling.inputs), x.dtype, transforms=swizzled),
             y=plgpu.SMEM((tiling.side_by_side, tiling.stored_tokens, LINES), dtype),

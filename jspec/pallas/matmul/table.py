@@ -24,6 +24,7 @@ from jspec.pallas.matmul.reference import matmul_reference, per_feature
 from jspec.pallas.matmul.sm90_tiling import MosaicTiling
 from jspec.pallas.matmul.w8a8 import w8a8_matmul, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul, weight_only_matmul_reference
+from jspec.quantization.formats import KINDS
 from jspec.quantization.weight import Weight
 
 
@@ -106,7 +107,7 @@ def xla_matmul(product: Product) -> Any:
 
 _UNLIMITED = range(sys.maxsize)
 _BF16, _FLOATS = ("bfloat16",), ("bfloat16", "float32")
-_CODES, _EIGHT_BITS = ("int4", "int5", "int6", "table", "nvfp4", "mxfp4"), ("int8", "fp8")
+_CODES, _EIGHT_BITS = tuple(form.kind for form in KINDS.values() if form.packed), ("int8", "fp8")
 _GROUPS_OF_EIGHT = ("fp8_block", "mxfp8", "int8_groups")
 
 
@@ -205,7 +206,7 @@ TABLE = (
     ),
     # [28672, 4096] with 1, 16, 80 and 320 tokens: 23, 24, 37 and 123 us on an H200, and of NVFP4 40, 44, 54 and 145. The row
     # that follows took 36, 36, 121 and 447 on an H100, and of NVFP4 51, 51, 131 and 375.
-    _few_tokens("few tokens, codes", weights=("int4", "int5", "int6", "table", "nvfp4")),
+    _few_tokens("few tokens, codes", weights=tuple(kind for kind in _CODES if kind != "mxfp4")),
     # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32. MXFP4 is multiplied here,
     # too.
     Row("codes", _weight_only, activations=_BF16, weights=_CODES),

@@ -329,7 +329,7 @@ def word_of_codes(bits: int, part: int) -> str:
             return f"fma.rn.bf16x2 ${i}, {code}, ${first + i % 2}, ${first + 2};"
         first, shift = 6 + 2 * (i // 2), (4 * part + i) * (bits - 4) - 4
         move = f"shr.b32 other, $5, {shift};" if shift >= 0 else f"shl.b32 other, $5, {-shift};"
-        mask = "0x00100010" if bits == 5 else "0x00300030"
+        mask = f"0x{0x00010001 * (((1 << bits - 4) - 1) << 4):08X}"
         down = f"shr.b32 {code}, {code}, 4; " * (i % 2)
         joined = f"{move} lop3.b32 {code}, other, {mask}, {code}, 0xEA;"
         return f"{down}{joined} fma.rn.bf16x2 ${i}, {code}, ${first}, ${first + 1};"
