@@ -149,6 +149,11 @@ class Format:
         """What the code that stands for zero may be, of integers in groups."""
         return range(17) if self.bits == 4 else range(-128, 129)
 
+    @property
+    def serves_latents(self) -> bool:
+        """Whether the maps between heads and their latents may be stored so."""
+        return not (self.scaled_inputs or self.levels or self.offsets or self.bits in (5, 6))
+
     def serves_head(self, tied: bool) -> bool:
         """Whether an output head may be stored so; if it is ``tied``, rows of it are looked up as embeddings, too."""
         return not (self.ordered or self.scaled_inputs or (tied and self.e2m1))

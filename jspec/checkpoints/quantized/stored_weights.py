@@ -207,7 +207,7 @@ def _embedding_apart(model: ModelConfig, layout: Layout, found: Mapping[str, Sto
 def _is_served(param: str, form: Format) -> bool:
     """Whether the kernels that read a parameter know its format, which those of heads of latents and of the output head need
     not."""
-    if form.scaled_inputs and param.endswith(_OF_LATENTS):
+    if param.endswith(_OF_LATENTS) and not form.serves_latents:
         return False
     return param not in (_HEAD, EMBEDDING) or form.serves_head(param == EMBEDDING)
 
