@@ -20,6 +20,7 @@ from jspec.checkpoints.gguf.vocabulary import (
     Vocabulary,
     numbers,
     read_vocabulary,
+    refuse_numbers,
     strings,
 )
 
@@ -173,7 +174,7 @@ def _scored_merges(fields: Fields, vocabulary: Vocabulary, ids: dict[str, int]) 
     first. Among equals the longest left part is first, as in tokenizer.json files."""
     scores = numbers(fields, _SCORES, "fiu", "numbers").astype(np.float64)
     if np.isnan(scores).any() or len(np.unique(scores[vocabulary.types == NORMAL])) == 1:
-        raise fields.refuse(_SCORES, "numbers that say which pieces are merged first")
+        raise refuse_numbers(fields, _SCORES, "numbers that say which pieces are merged first")
     order = np.where(vocabulary.types == USER_DEFINED, 0, -scores).tolist()
     merges = []
     for i in np.flatnonzero(np.isin(vocabulary.types, (NORMAL, USER_DEFINED))).tolist():
@@ -188,7 +189,7 @@ def _scored_merges(fields: Fields, vocabulary: Vocabulary, ids: dict[str, int]) 
 
 def _added_tokens(fields: Fields, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     """The tokens that are found in a text before it is cut into words."""
-    strips = vocabulary.model == PIECES and fields.raw.get("general.architecture") == "phi3"
+    strips = vocabulary.model == PIECES and fields.text("general.architecture", "") == "phi3"
     kinds = np.isin(vocabulary.types, (UNKNOWN, CONTROL, USER_DEFINED))
     return [
         {

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
 
 MODEL, TOKENS, BYTES, PIECES = "tokenizer.ggml.model", "tokenizer.ggml.tokens", "gpt2", "llama"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # types of tokens; 5 is an unused one
@@ -41,7 +42,7 @@ def read_vocabulary(fields: Fields) -> Vocabulary | None:
         return None
     tokens, types = strings(fields, TOKENS), numbers(fields, _TYPES, "iu", "integers in 0..6")
     if types.min() < 0 or types.max() > BYTE:
-        raise fields.refuse(_TYPES, "integers in 0..6")
+        raise refuse_numbers(fields, _TYPES, "integers in 0..6")
     if max(map(len, tokens)) > _MAX_TOKEN:
         raise fields.refuse(TOKENS, f"tokens of at most {_MAX_TOKEN} characters")
     if len(set(tokens)) < len(tokens):
@@ -67,7 +68,14 @@ def strings(fields: Fields, key: str) -> list[str]:
 def numbers(fields: Fields, key: str, kinds: str, what: str) -> np.ndarray:
     """The numbers under ``key``, one for each token; ``kinds`` of NumPy."""
     value, count = fields.raw.get(key), len(fields.raw[TOKENS])
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or len(value) != count:
-        had = f", and has {len(value)}" if isinstance(value, np.ndarray) else ""
-        raise fields.refuse(key, f"{count} {what}, one for each token{had}")
+    if not isinstance(value, np.ndarray):
+        raise fields.refuse(key, f"{count} {what}, one for each token")
+    if value.dtype.kind not in kinds or len(value) != count:
+        raise refuse_numbers(fields, key, f"{count} {what}, one for each token")
     return value
+
+
+def refuse_numbers(fields: Fields, key: str, expected: str) -> Refusal:
+    """The exception for an array that is not what is ``expected``; the caller raises it."""
+    value = fields.raw[key]
+    return Refusal(f"{fields.where}: {key} has {len(value)} numbers of {value.dtype}: expected {expected}")

@@ -5,6 +5,7 @@ With JSPEC_GGUF_FILES, a folder of GGUF files, those are read too. Beside vocabu
 
 # ruff: noqa: RUF001
 import json
+import logging
 import os
 import unicodedata
 from functools import cache, partial
@@ -35,7 +36,7 @@ TEXTS = (
     "🚀👩‍👩‍👧 😶‍🌫️ ™",
     "  two   three    four     \n \n\n \t\t x" + " " * 40 + "y\n",
     " a", "", " ", "\n", "\t\t", "▁ literal ▁▁", "Ġ Ċ",
-    "<|im_start|>user\nHi <|im_end|>\n<tool_call>{}</tool_call>[PAD7]<|endoftext|>",
+    "<|im_start|>user\nHi <|im_end|>\n<tool_call>{}</tool_call>[PAD7][PAD8]<|endoftext|>",
     "<s>[INST] hi [/INST]</s> <0x0A> <unk>",
     "!!!??? ...... ------ ====== ''''''```` \"\"\" ~/a/b",
 )  # fmt: skip
@@ -43,6 +44,7 @@ CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SPECIAL = {"<|endoftext|>": CONTROL, "<|im_start|>": CONTROL, "<|im_end|>": CONTROL}
 OTHERS = {"<tool_call>": USER_DEFINED, "</tool_call>": USER_DEFINED, "[PAD7]": UNUSED}
+OLD_PADDING = "[PAD8]"  # to which older converters gave the type of tokens that users define
 # The names that llama.cpp's src/llama-vocab.cpp compares tokenizer.ggml.pre with (October 2026).
 OF_LLAMA_CPP = """
     a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx
@@ -109,12 +111,14 @@ def byte_level() -> tuple[dict[str, int], list[tuple[str, str]]]:
     model = json.loads(trained.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     tokens.append("Ġworthwhile")  # no merges lead to it
-    return {token: i for i, token in enumerate([*tokens, *SPECIAL, *OTHERS])}, [tuple(pair) for pair in model["merges"]]
+    return {token: i for i, token in enumerate([*tokens, *SPECIAL, *OTHERS, OLD_PADDING])}, [
+        tuple(pair) for pair in model["merges"]
+    ]
 
 
 def byte_level_file(path: Path, pre: str, **keys) -> Path:
     vocab, merges = byte_level()
-    types = {token: (SPECIAL | OTHERS).get(token, NORMAL) for token in vocab}
+    types = {token: (SPECIAL | OTHERS).get(token, NORMAL) for token in vocab} | {OLD_PADDING: USER_DEFINED}
     return write(path, "gpt2", types, tokenizer_pre=pre, token_merges=[" ".join(pair) for pair in merges], **keys)
 
 
@@ -376,16 +380,20 @@ class TestSettings:
     def test_no_chat_template_is_made_up(self, tmp_path):
         assert load(byte_level_file(tmp_path / "x.gguf", "qwen2"), tmp_path / "hf").chat_template is None
 
-    def test_a_large_vocabulary_is_not_suspected(self, tmp_path, caplog):
-        """transformers warns of the rule of vocabularies beyond 100,000 tokens if config.json has no ``model_type``."""
+    def test_a_large_vocabulary_of_mistral_is_not_suspected(self, tmp_path, caplog, monkeypatch):
+        """transformers warns of the rule of those with more than 100,000 tokens."""
         vocab, merges = byte_level()
         types = {token: (SPECIAL | OTHERS).get(token, NORMAL) for token in vocab}
-        types |= {f"[PAD{i}]": UNUSED for i in range(1000, 100_001)}
+        types |= {f"[PAD{i}]": UNUSED for i in range(1000, 101_001)}
         path = write(
             tmp_path / "x.gguf", "gpt2", types, tokenizer_pre="tekken", token_merges=[" ".join(m) for m in merges]
         )
         tokenizer = load(path, tmp_path / "hf")
         assert len(tokenizer.get_vocab()) == len(types)
+        (tmp_path / "hf" / "config.json").write_text('{"model_type": "mistral"}')
+        monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+        with caplog.at_level(logging.WARNING, "transformers"):
+            assert differences(load_tokenizer(tmp_path / "hf"), tokenizer) == []
         assert "incorrect regex" not in caplog.text
 
     @pytest.mark.parametrize("model", [None, "no_vocab"])
@@ -415,18 +423,33 @@ class TestDamage:
             ("gpt2", ["a", "b", "ab"], GOOD | {"token_merges": ["ab"]}, "merges=.*'ab' is no such pair"),
             ("gpt2", ["a", "b", "ab"], {"tokenizer_pre": "gpt-2"}, "merges=None: expected a list of strings"),
             ("gpt2", ["a", "b", "ab"], GOOD | {"eos_token_id": 3}, r"eos_token_id=3: expected an integer in 0\.\.2"),
-            ("gpt2", ["a", "b", "ab"], GOOD | {"token_types": [1, 1]}, "token_type=.*expected 3 integers.*and has 2"),
-            ("gpt2", ["a", "b", "ab"], GOOD | {"token_types": [1, 1, 7]}, r"token_type=.*expected integers in 0\.\.6"),
+            (
+                "gpt2",
+                ["a", "b", "ab"],
+                GOOD | {"token_types": [1, 1]},
+                "token_type has 2 numbers of int32: expected 3 integers",
+            ),
+            (
+                "gpt2",
+                ["a", "b", "ab"],
+                GOOD | {"token_types": [1, 1, 7]},
+                r"token_type has 3 numbers of int32: expected integers in 0\.\.6",
+            ),
             ("gpt2", ["a" * 1025, "b"], GOOD, "tokens=.*expected tokens of at most 1024 characters"),
-            ("llama", ["<unk>", "a", "b"], {"token_scores": [0.0, 1.0]}, "scores=.*expected 3 numbers.*and has 2"),
+            (
+                "llama",
+                ["<unk>", "a", "b"],
+                {"token_scores": [0.0, 1.0]},
+                "scores has 2 numbers of float32: expected 3 numbers",
+            ),
             ("llama", ["<unk>", "a", "b"], {}, "scores=None: expected 3 numbers, one for each token"),
             (
                 "llama",
                 ["a", "b", "c"],
                 {"token_scores": [0.0, float("nan"), 1.0]},
-                "scores=.*which pieces are merged first",
+                "scores has 3 .*which pieces are merged first",
             ),
-            ("llama", ["a", "b", "c"], {"token_scores": [-1000.0] * 3}, "scores=.*which pieces are merged first"),
+            ("llama", ["a", "b", "c"], {"token_scores": [-1000.0] * 3}, "scores has 3 .*which pieces are merged first"),
             (
                 "gpt2",
                 ["a", "b", "ab"],
