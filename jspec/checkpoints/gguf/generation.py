@@ -7,36 +7,15 @@ import numpy as np
 from jspec._validation import is_number
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.gguf.header import Header
-from jspec.checkpoints.gguf.tokenizer import CONTROL, USER_DEFINED, Vocabulary, read_vocabulary
+from jspec.checkpoints.gguf.vocabulary import CONTROL, USER_DEFINED, Vocabulary, read_vocabulary
 
 # Converters store one end token, where the original often names several. So llama.cpp knows these by their text
 # (``src/llama-vocab.cpp``), and those of infilling, which no original names.
-_ENDS = frozenset(
-    [
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<|tool_response>",
-        "<｜end▁of▁sentence｜>",
-        "[e~[",
-    ]
-)
+_END_TEXTS = """
+    <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT>
+    _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[
+"""
+_ENDS = frozenset(_END_TEXTS.split())
 _HARMONY = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})  # with these, <|end|> ends a message, and no text
 _TAG = "</s>"  # ends a text where it is a control token; in Gemma it is a tag of HTML
 _TEMPLATES = ("tokenizer.chat_template", "tokenizer.chat_templates")
@@ -69,7 +48,8 @@ def generation_fields(header: Header) -> tuple[dict[str, Any], str]:
     """
     metadata = Fields(header.metadata, header.where)
     vocabulary = read_vocabulary(metadata)
-    fields, lacks = {}, []
+    fields: dict[str, Any] = {}
+    lacks = []
     if vocabulary is not None:
         tokens, ids = vocabulary.tokens, vocabulary.ids
         fields = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if name in ids}

@@ -1,8 +1,10 @@
 """How byte-level vocabularies cut a text into words before they merge bytes, by the names that llama.cpp gives these rules.
 
-The regular expressions are those of the original tokenizer.json files. llama.cpp's own, in ``src/llama-vocab.cpp``, are
-adapted to its engine, and it has no normaliser: which vocabularies compose accents first (NFC) is not in a GGUF file."""
+The regular expressions are those of the original tokenizer.json files, which llama.cpp adapts to its own engine
+(``src/llama-vocab.cpp``). Which names share a rule is as there, and so is ``default``. No GGUF file says whether accents are
+composed first (NFC): the originals of Qwen, OLMo, MPT and Command R do so, and those that took over their rules."""
 
+# ruff: noqa: RUF001
 from typing import Any, NamedTuple
 
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # of English words, cut off
