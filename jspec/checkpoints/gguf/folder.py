@@ -14,6 +14,8 @@ from jspec.checkpoints.gguf.generation import generation_fields
 from jspec.checkpoints.gguf.header import Header, read_header
 from jspec.checkpoints.gguf.tensors import renamed_tensors, tensors_of
 from jspec.checkpoints.gguf.tokenizer import tokenizer_files
+from jspec.checkpoints.quantized.gguf import BlockWeight
+from jspec.checkpoints.quantized.gguf_blocks import WIDER
 
 SUFFIX = ".gguf"
 _VISION = "mmproj"  # in the names of files with the encoders of images and sounds
@@ -22,8 +24,8 @@ _CONFIG, _GENERATION = "config.json", "generation_config.json"
 
 
 def gguf_in(path: str | os.PathLike) -> Path | None:
-    """The GGUF file that is meant: ``path`` itself, or the only one in a folder without a checkpoint of another kind. None if
-    it is none.
+    """The GGUF file that is meant: ``path`` itself, or the only one in a folder without a checkpoint of another kind. None
+    if it is none.
 
     Raises:
       Refusal: the folder holds several.
@@ -75,7 +77,24 @@ class GGUFFolder(MemoryFolder):
     def notes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         beside = sorted(p.name for p in self.root.parent.glob(f"*{SUFFIX}") if _VISION in p.name.lower())
         vision = f"{beside[0]}, the encoder of images beside it, is left out" if beside else ""
-        return tuple(note for note in (vision, self._generation[1]) if note)
+        return tuple(note for note in (vision, self._generation[1], self._wider) if note)
+
+    @property
+    def _wider(self) -> str:
+        """The sentence for the user on types that are kept in wider codes than the file has."""
+        more: dict[str, int] = {}
+        for weight in self.tensors.values():
+            if isinstance(weight, BlockWeight):
+                rows, inputs = weight.shape
+                extra = (
+                    weight.type.form.bytes((rows, inputs)) - rows * inputs // weight.type.weights * weight.type.bytes
+                )
+                more[weight.type.name] = more.get(weight.type.name, 0) + extra
+        wider = {name: extra for name, extra in more.items() if name in WIDER}
+        if not wider:
+            return ""
+        more_bytes = f"{sum(wider.values()) / 1e6:,.0f} MB more than in the file"
+        return f"{' and '.join(wider)} are kept in wider codes, which take {more_bytes}"
 
     @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:

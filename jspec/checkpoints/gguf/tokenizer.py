@@ -12,6 +12,7 @@ from jspec.checkpoints.gguf.vocabulary import (
     BYTE,
     BYTES,
     CONTROL,
+    GGUF,
     MODEL,
     NORMAL,
     PIECES,
@@ -74,6 +75,7 @@ def tokenizer_files(header: Header) -> dict[str, dict]:
     )
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
+        GGUF: True,
         "fix_mistral_regex": False,  # transformers would suspect the rule of every large vocabulary
         "clean_up_tokenization_spaces": False,
         "add_bos_token": bool(bos),

@@ -7,6 +7,8 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 
+GGUF = "gguf"  # key of tokenizer_config.json that says that the tokenizer was made of a GGUF file
+
 MODEL, TOKENS, BYTES, PIECES = "tokenizer.ggml.model", "tokenizer.ggml.tokens", "gpt2", "llama"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # types of tokens; 5 is an unused one
 _TYPES, _NONE = "tokenizer.ggml.token_type", ("none", "no_vocab")

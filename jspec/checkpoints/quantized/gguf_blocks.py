@@ -10,7 +10,7 @@ Sources: ggml's ``ggml-quants.c`` and the package gguf, whose ``dequantize`` the
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -136,7 +136,7 @@ def _signs_of(codes: np.ndarray) -> np.ndarray:
     return seven | odd << 7
 
 
-def _words(blocks: Blocks, start: int, stop: int, kind=np.uint32) -> np.ndarray:
+def _words(blocks: Blocks, start: int, stop: int, kind: Any = np.uint32) -> np.ndarray:
     return np.ascontiguousarray(blocks[..., start:stop]).view(kind)
 
 
@@ -196,6 +196,8 @@ def _scales_nvfp4(blocks: Blocks) -> np.ndarray:
     return np.where(scale == 127, np.uint8(0), scale).view(ml_dtypes.float8_e4m3fn)
 
 
+# Types whose codes have fewer bits than any that kernels know.
+WIDER = "Q2_K", "Q3_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"
 # The number of a type in files -> the type.
 TYPES = {
     2: BlockType("Q4_0", 32, 18, "int4_32_float16", lambda b: _parts(b[..., 2:], 4, 16), lambda b: _floats(b, 0)),

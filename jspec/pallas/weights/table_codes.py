@@ -8,6 +8,7 @@ k and k + 8. Each number, which is 2^-126 of that of the table, is then correcte
 are 0, bytes are 128 more, and moved to the lowest bits of a bfloat16 they are 2^-133 of that."""
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +97,7 @@ def word_of(table: Table) -> str:
 
 
 def _looked_up(
-    table: Table, pairs: tuple[str, str], bytes_of: tuple[str, str], factors: tuple[str, str], added: tuple[str, str]
+    table: Table, pairs: tuple[str, str], bytes_of: tuple[str, str], factors: Sequence[str], added: Sequence[str]
 ) -> str:
     """Instructions that make two ``pairs`` of the four codes in ``digits``, times ``factors``, and of integers plus what is
     ``added``. A pair takes those bytes of low and of high ones."""

@@ -8,14 +8,12 @@ from gguf_blocks import random_blocks
 
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.gguf import BlockWeight
-from jspec.checkpoints.quantized.gguf_blocks import TYPES
+from jspec.checkpoints.quantized.gguf_blocks import TYPES, WIDER
 from jspec.quantization.weight import Weight
 
 gguf = pytest.importorskip("gguf")
 ALL = pytest.mark.parametrize("number", TYPES, ids=lambda number: TYPES[number].name)
 ROWS, INPUTS, BEFORE = 12, 1024, 96  # and bytes of the file before the tensor
-# Codes of these have fewer bits than any that kernels know, and their files are smaller than what is kept.
-WIDER = "Q2_K", "Q3_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"
 
 
 def of_gguf(number: int, blocks: np.ndarray) -> np.ndarray:
