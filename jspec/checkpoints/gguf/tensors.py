@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -102,7 +103,7 @@ def _reshaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return ComputedTensor.of(tensor, shape, tensor.dtype, lambda index: tensor.read().reshape(shape)[index])
 
 
-def _of_experts(source: Source, tensors: list[BlockWeight], index: Index) -> np.ndarray:
+def _of_experts(source: Source, tensors: Sequence[Any], index: Index) -> np.ndarray:
     """The ``blocks`` ``[X, out, groups, 16]`` or ``scales`` ``[X, out, groups]`` of experts in MXFP4, two neighbouring codes
     in a byte."""
     (first, stop), *others = bounds_of(index, source.shape)

@@ -131,7 +131,7 @@ def _of_grid(name: str, codes: np.ndarray, signs: np.ndarray) -> np.ndarray:
 
 def _signs_of(codes: np.ndarray) -> np.ndarray:
     """Signs of eight weights by codes of seven bits, the eighth such that an even number is negative."""
-    seven = codes.astype(np.uint8) & 127
+    seven = (codes & 127).astype(np.uint8)
     odd = np.unpackbits(seven[..., None], axis=-1).sum(axis=-1, dtype=np.uint8) & 1
     return seven | odd << 7
 
