@@ -34,6 +34,7 @@ thread q for all 128. Codes whose lowest bits are below bit 16 in their words ha
 
 Nothing but the functions of this file and ``other_bits_of`` knows which bits of which byte are the code of which input."""
 
+import functools
 from typing import Any
 
 import jax
@@ -58,27 +59,38 @@ SHARING = {5: 4, 6: 2}  # bits of a code -> how many words of a thread have thos
 def pack_codes(codes: np.ndarray, bits: int = 4) -> np.ndarray:
     """Codes of so many bits, packed in blocks: uint8 ``[..., in]`` -> uint8 ``[..., 16 bits blocks]``.
 
-    Where the inputs do not fill the last block, the missing codes end with the four bits 1000."""
+    Where the inputs do not fill the last block, the missing codes are 8."""
     *before, inputs = codes.shape
-    low = codes if bits == 4 else codes & 15
-    packed = pack_words(words_of_codes(low).reshape(-1, -(-inputs // 8)).T, inputs).reshape(*before, -1)
-    if bits == 4:
-        return packed
-    other = np.pad(codes >> 4, [(0, 0)] * len(before) + [(0, -inputs % BLOCK)])
-    blocks = packed.reshape(*before, -1, HALF), _pack_other_bits(other, bits - 4)
-    return np.concatenate(blocks, axis=-1).reshape(*before, -1)
+    if missing := -inputs % BLOCK:
+        codes = np.pad(codes, [(0, 0)] * len(before) + [(0, missing)], constant_values=ZERO)
+    rows = np.ascontiguousarray(codes).reshape(-1, inputs + missing)
+    packed = np.empty((len(rows), rows.shape[1] // BLOCK, 16 * bits), STORED)
+    some = max(8 * _AT_ONCE // rows.shape[1], 1)
+    for start in range(0, len(rows), some):
+        # Pairs of neighbouring inputs, of 32 the second of which are 8 behind the first: [rows, blocks, 4, 4, 4 threads].
+        pairs = rows[start : start + some].view(np.uint16).reshape(-1, packed.shape[1], 4, 4, 4)
+        low, of_some = pairs & np.uint16(0x0F0F), packed[start : start + some].view(np.uint32)
+        first, second = (low[..., i, :] | low[..., i + 1, :] << 4 for i in (0, 2))
+        of_some[..., : HALF // 4] = _interleaved(first, second).reshape(*of_some.shape[:2], -1)
+        if bits > 4:
+            each, shared = bits - 4, SHARING[bits]
+            other = functools.reduce(np.bitwise_or, ((pairs[..., i, :] >> 4 & 0x0F0F) << each * i for i in range(4)))
+            parts = other.reshape(*of_some.shape[:2], -1, shared, 4)  # words that share one
+            first, second = (_joined(parts[..., i : i + shared // 2, :], 4 * each) for i in (0, shared // 2))
+            of_some[..., HALF // 4 :] = _interleaved(first, second).reshape(*of_some.shape[:2], -1)
+    return packed.reshape(*before, -1)
 
 
-def _pack_other_bits(codes: np.ndarray, bits: int) -> np.ndarray:
-    """What stands in blocks behind the lowest four bits: codes ``[..., in]`` of whole blocks -> ``[..., blocks, bytes]``."""
-    # The axes of the bytes of the lowest bits: blocks, words of a thread that share one here, threads, two of these halves
-    # of words, bytes of a half, and halves of a byte. Bits of a half of a word follow each other here.
-    shared = SHARING[4 + bits]
-    shape = *codes.shape[:-1], -1, shared, 4, 2, 2, 2
-    parts = _permuted(codes.reshape(*codes.shape[:-1], -1, *_INPUTS), _TO_BYTES).reshape(shape)
-    places = bits * np.arange(4 * shared).reshape(shared, 1, 1, 2, 2)
-    halves = np.bitwise_or.reduce(parts.astype(np.uint16) << places.astype(np.uint16), axis=(-5, -2, -1))
-    return halves.view(STORED).reshape(*codes.shape[:-1], codes.shape[-1] // BLOCK, 2 * HALF * bits // 8)
+def _joined(parts: np.ndarray, shift: int) -> np.ndarray:
+    """Bits of one or two words of a thread side by side in their bytes."""
+    return parts[..., 0, :] if parts.shape[-2] == 1 else parts[..., 0, :] | parts[..., 1, :] << shift
+
+
+def _interleaved(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Words whose bytes are those of two uint16 in turn."""
+    wide = (half.astype(np.uint32) for half in (first, second))
+    low, high = (half & np.uint32(0xFF) | (half & np.uint32(0xFF00)) << 8 for half in wide)
+    return low | high << 8
 
 
 def words_of_codes(codes: np.ndarray, bits: int = 4) -> np.ndarray:
