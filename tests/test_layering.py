@@ -64,6 +64,7 @@ INSIDE = {
     "checkpoints": {
         ".": {"converted", "files", "huggingface", "layouts", "quantized", "tensors"},
         "converted": {"files", "huggingface", "layouts", "quantized", "tensors"},
+        "gguf": {"files", "huggingface", "layouts", "tensors"},
         "layouts": {"files", "huggingface", "quantized", "tensors"},
         "huggingface": {"files", "quantized", "tensors"},
         "quantized": {"files", "tensors"},
