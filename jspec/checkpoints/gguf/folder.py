@@ -12,7 +12,7 @@ from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.gguf.architectures import read_architecture
 from jspec.checkpoints.gguf.generation import generation_fields
 from jspec.checkpoints.gguf.header import Header, read_header
-from jspec.checkpoints.gguf.tensors import renamed_tensors, tensors_of
+from jspec.checkpoints.gguf.tensors import renamed_tensors, tensors_of, with_factors
 from jspec.checkpoints.gguf.tokenizer import tokenizer_files
 from jspec.checkpoints.quantized.gguf import BlockWeight
 from jspec.checkpoints.quantized.gguf_blocks import WIDER
@@ -99,10 +99,15 @@ class GGUFFolder(MemoryFolder):
     @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Tensor name in the checkpoint -> tensor."""
+        return renamed_tensors(self._read[1], self._stored)
+
+    @functools.cached_property
+    def _stored(self) -> dict[str, Tensor]:
+        """The tensors of all parts by their names there."""
         found: dict[str, Tensor] = {}
         for header in self._headers:
             found |= tensors_of(header)
-        return renamed_tensors(self._read[1], found)
+        return with_factors(found)
 
     @functools.cached_property
     def _read(self):
@@ -118,8 +123,8 @@ class GGUFFolder(MemoryFolder):
 
     @property
     def _whole(self) -> Header:
-        """The header of the first part with the tensors of all."""
-        tensors = tuple(tensor for header in self._headers for tensor in header.tensors)
+        """The header of the first part with the tensors of all, but for numbers that belong to others of them."""
+        tensors = tuple(one for header in self._headers for one in header.tensors if one.name in self._stored)
         return self._headers[0]._replace(tensors=tensors)
 
 

@@ -16,7 +16,7 @@ from jspec.checkpoints.tensors.stacked_experts import file_shapes
 from jspec.config import ModelConfig
 from jspec.config.heads import MTPConfig, mtp_layers
 
-PLAIN_TYPES, MXFP4 = {0: "F32", 1: "F16", 30: "BF16"}, 39  # numbers of types in ggml
+PLAIN_TYPES, MXFP4 = (0, 1, 30), 39  # numbers of types in ggml: F32, F16 and BF16
 ROPE_FACTORS = "rope_freqs.weight"  # a setting of the rotary embedding, which config.json has
 Order = Callable[[], np.ndarray]
 
@@ -48,11 +48,9 @@ _NAMES = """
 _IN_FILE: dict[str, str] = dict(zip(_NAMES.split()[::2], _NAMES.split()[1::2], strict=True))
 _OF_MLP = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")  # call the second norm so
 _PLUS_ONE = ("Gemma3ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
-# What has a row, or a column, for each head of a delta net's values; for each of their numbers; and behind queries and keys.
-_OF_VALUES = tuple(
-    f"linear_attn.{name}"
-    for name in ["in_proj_a", "in_proj_b", "A_log", "dt_bias", "in_proj_z", "out_proj", "in_proj_qkv", "conv1d"]
-)
+# What has a row for each head of a delta net's values; a row or column for each of their numbers, two behind other rows.
+_OF_HEADS = tuple(f"linear_attn.{name}" for name in ("in_proj_a", "in_proj_b", "A_log", "dt_bias"))
+_OF_VALUES = tuple(f"linear_attn.{name}" for name in ("in_proj_qkv", "conv1d", "in_proj_z", "out_proj"))
 _PLACE = re.compile(r"(?:(?:model|mtp)\.layers\.(\d+)\.)?(.*?)(\.weight|\.bias)?")
 _EXPERT = re.compile(r"(?:mlp\.)?experts\.(\d+)\.(gate|up|down)_proj")
 _STACKED = re.compile(r"mlp\.experts\.(gate_up|down)_proj(?:_(bias|blocks|scales))?")
@@ -86,13 +84,9 @@ class Source(NamedTuple):
 def sources_of(where: str, config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> dict[str, Source]:
     """Tensor name in the checkpoint -> what it is made of, for each that a checkpoint of ``config`` has to hold.
 
-    Args:
-      where: the file, for messages.
-      config: that of the model, with its layers for multi-token prediction.
-      tensors: those in the file, by name.
-
     Raises:
-      Refusal: a tensor is missing, has another shape than ``config`` asks for, or has no place.
+      Refusal: one of ``tensors``, those of the file ``where``, is missing, has another shape than ``config`` asks for, or
+        has no place.
     """
     file = _File(where, config, tensors)
     found = {name: file.source(name, shape) for name, shape in _shapes(config).items()}
@@ -132,21 +126,18 @@ class _File(NamedTuple):
         layer = str(self.config.num_layers) if name.startswith("mtp.") else layer
         at = f"blk.{layer}." if layer else ""
         if (match := _STACKED.fullmatch(own)) is not None:
-            return self._stacked(at, shape, *match.groups())
+            return self._stacked(at, shape, *match.groups(""))
         if (match := _EXPERT.fullmatch(own)) is not None:
             return self._of_expert(at, shape, int(match[1]), match[2])
-        called = (
-            "ffn_norm" if own == "post_attention_layernorm" and self.config.architecture in _OF_MLP else _IN_FILE[own]
-        )
+        is_ffn_norm = own == "post_attention_layernorm" and self.config.architecture in _OF_MLP
+        called = "ffn_norm" if is_ffn_norm else _IN_FILE[own]
         tensor = self._checked(at + called + end, shape)
-        order = self._order(own)
+        order, is_norm = self._order(own), called.endswith("norm") and called != "ssm_norm"
         rows, columns = (None, order) if own == "linear_attn.out_proj" else (order, None)
-        change = None
-        if called == "ssm_a":
-            change = _logarithm
-        elif called.endswith("norm") and called != "ssm_norm" and self.config.architecture in _PLUS_ONE:
-            change = _minus_one
-        return Source(tensor, shape, rows, columns, change)
+        plus_one = is_norm and self.config.architecture in _PLUS_ONE
+        return Source(
+            tensor, shape, rows, columns, _logarithm if called == "ssm_a" else _minus_one if plus_one else None
+        )
 
     def _of_expert(self, at: str, shape: tuple[int, ...], expert: int, which: str) -> Source:
         """One of the maps of an expert. Those of a layer are in one tensor; gates and up maps, too, or each in its own."""
@@ -158,22 +149,22 @@ class _File(NamedTuple):
         rows = functools.partial(np.arange, first, first + out)
         return Source(self._checked(tensor, (self.config.experts.count, each, inputs)), shape, rows)
 
-    def _stacked(self, at: str, shape: tuple[int, ...], which: str, end: str | None) -> Source:
+    def _stacked(self, at: str, shape: tuple[int, ...], which: str, end: str) -> Source:
         """The gates and up maps of all of gpt-oss's experts in a layer, row by row in turn, or their down maps."""
         assert self.config.experts is not None
         X, E, D = self.config.experts.count, self.config.experts.width, self.config.hidden_size
         out, inputs = (D, E) if which == "down" else (E, D)
-        end_in_file, held = ("bias", (X, out)) if end == "bias" else ("weight", (X, out, inputs))
-        names = [f"{at}ffn_{name}_exps.{end_in_file}" for name in (("down",) if which == "down" else ("gate", "up"))]
+        kind, held = ("bias", (X, out)) if end == "bias" else ("weight", (X, out, inputs))
+        names = [self._checked(f"{at}ffn_{name}_exps.{kind}", held) for name in which.split("_")]
+        known = PLAIN_TYPES if end in ("", "bias") else (MXFP4,)
         for name in names:
-            kind = self.tensors[self._checked(name, held)].type
-            if end != "bias" and (kind not in PLAIN_TYPES if end is None else kind != MXFP4):
+            if self.tensors[name].type not in known:
                 raise Refusal(
-                    f"{self.where}: tensor {name!r} has the type {kind} of ggml: expected MXFP4, {MXFP4}, for all experts "
-                    f"of gpt-oss, or one of {', '.join(PLAIN_TYPES.values())} for all"
+                    f"{self.where}: tensor {name!r} has the type {self.tensors[name].type} of ggml: expected one of "
+                    f"{list(known)}, as all experts of gpt-oss are in MXFP4, {MXFP4}, or none is quantised"
                 )
         rows, second = (functools.partial(_in_turn, X * out), names[1]) if names[1:] else (None, None)
-        change = functools.partial(_inputs_first, (X, shape[-1], inputs)) if end is None else None
+        change = functools.partial(_inputs_first, (X, shape[-1], inputs)) if not end else None
         return Source(names[0], shape, rows, None, change, second, end if end in ("blocks", "scales") else None)
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> str:
@@ -189,17 +180,17 @@ class _File(NamedTuple):
         return name
 
     def _order(self, own: str) -> Order | None:
-        """Where each row of a tensor of the checkpoint, or each column, is in the file; None if they are in the same order."""
+        """Where each row of a tensor of the checkpoint, or column, is in the file; None if they are in the same order."""
         config, nets = self.config, self.config.delta_nets
         if config.architecture == "LlamaForCausalLM" and own in ("self_attn.q_proj", "self_attn.k_proj"):
             # The two numbers that a rotation turns lie side by side in the file, and half a head apart in the checkpoint.
             heads = config.num_heads if own == "self_attn.q_proj" else config.num_kv_heads
             return functools.partial(_swapped, heads, config.head_dim // 2, 2)
-        if nets is None or own not in _OF_VALUES:
+        if nets is None or nets.key_heads == nets.value_heads or own not in _OF_HEADS + _OF_VALUES:
             return None
-        # The file has the first of the heads that share a key head, of each key head, then the second ones, and so on.
-        size = 1 if own in _OF_VALUES[:4] else nets.value_size
-        before = 2 * nets.key_heads * nets.key_size if own in _OF_VALUES[-2:] else 0
+        # The file has the first of the heads that share a key head, for all key heads, then the second ones, and so on.
+        size = 1 if own in _OF_HEADS else nets.value_size
+        before = 2 * nets.key_heads * nets.key_size if own in _OF_VALUES[:2] else 0
         return functools.partial(_swapped, 1, nets.value_heads // nets.key_heads, nets.key_heads, size, before)
 
 

@@ -22,7 +22,7 @@ _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def tensors_of(header: Header) -> dict[str, Tensor]:
-    """The tensors of a file by their names there, ``[rows, in]`` with leading axes joined; those of one axis ``[rows]``.
+    """The tensors of a file by their names there, ``[rows, in]`` with leading axes joined; vectors and biases ``[rows]``.
 
     Raises:
       Refusal: a tensor is of a type that is not read, or does not lie in the file, or two of them overlap.
@@ -39,11 +39,30 @@ def tensors_of(header: Header) -> dict[str, Tensor]:
     return tensors
 
 
+def with_factors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors`` without those that hold numbers of weights in NVFP4, which these then have: what multiplies a weight, and
+    what its inputs were divided by where they were rounded, too, which has no effect here."""
+    found = dict(tensors)
+    for name, weight in tensors.items():
+        module = name.removesuffix(".weight")
+        if isinstance(weight, BlockWeight) and weight.type.form.channel_numbers:
+            found.pop(f"{module}.input_scale", None)
+            if (factors := found.pop(f"{module}.scale", None)) is not None:
+                count = math.prod(factors.shape)
+                if factors.dtype != "float32" or weight.held % count:
+                    raise Refusal(
+                        f"{factors.file}: tensor {factors.name!r} is {factors.dtype} {list(factors.shape)}: expected "
+                        f"a float32 for each of equal parts of {weight.held} rows"
+                    )
+                found[name] = dataclasses.replace(weight, factors=factors)
+    return found
+
+
 def _tensor(header: Header, info: TensorInfo) -> tuple[Tensor, int]:
     """A tensor and how many bytes it takes."""
     file, rows, inputs = header.path.name, math.prod(info.shape[:-1]), info.shape[-1]
     if dtype := PLAIN.get(info.type):
-        shape = (rows, inputs) if len(info.shape) > 1 else info.shape
+        shape = (rows * inputs,) if len(info.shape) == 1 or info.name.endswith(".bias") else (rows, inputs)
         tensor = SafeTensor(info.name, file, header.path, shape, dtype, info.start)
         return tensor, rows * inputs * _ITEM_BYTES[dtype]
     if (kind := TYPES.get(info.type)) is None:

@@ -10,7 +10,14 @@ import numpy as np
 from jspec.checkpoints.files.ranges import Index, bounds_of, read_range
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
-from jspec.checkpoints.quantized.format import BlockFormat, PlainModules, QuantizedTensor, StoredParts, WeightTensors
+from jspec.checkpoints.quantized.format import (
+    BlockFormat,
+    PlainModules,
+    QuantizedTensor,
+    StoredParts,
+    WeightTensors,
+    read_scales,
+)
 from jspec.checkpoints.quantized.gguf_blocks import BlockType
 from jspec.quantization.formats import Format, format_of
 from jspec.quantization.weight import Weight
@@ -28,6 +35,7 @@ class BlockWeight(QuantizedTensor):
       held: how many rows that has.
       rows: which of them, in this order; None for all. It is called when they are read.
       columns: column j is column ``columns()[j]`` of the tensor; None for all in their order.
+      factors: of NVFP4 numbers that multiply the weight, of equal parts of its rows in the file; None for 1.
     """
 
     type: BlockType
@@ -35,6 +43,7 @@ class BlockWeight(QuantizedTensor):
     held: int
     rows: Order | None = None
     columns: Order | None = None
+    factors: Tensor | None = None
 
     @property
     def form(self) -> Format | None:
@@ -62,7 +71,7 @@ class BlockWeight(QuantizedTensor):
             return None
         makers: dict[str, Callable[..., np.ndarray]] = {
             "order": lambda _: self._order(),
-            "channel_scale": lambda rows: np.ones((rows.stop - rows.start, 2), np.float32),
+            "channel_scale": self._channel_scale,
         }
 
         def part(name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
@@ -81,9 +90,18 @@ class BlockWeight(QuantizedTensor):
         rows, columns = (slice(*bound) for bound in bounds_of(index, self.shape))
         blocks = self.blocks(rows)
         arrays: dict[str, Any] = {name: self._array(name, blocks) for name in ("weight", "scale")}
-        arrays["channel_scale"] = np.ones((len(blocks), 2), np.float32) if self.type.form.channel_numbers else None
+        arrays["channel_scale"] = self._channel_scale(rows) if self.type.form.channel_numbers else None
         wide = Weight.of(arrays, self.type.form, self.shape[1]).dequantize()
         return (wide if self.columns is None else wide[:, self.columns()])[:, columns]
+
+    def _channel_scale(self, rows: slice) -> np.ndarray:
+        """What sums of some rows are multiplied by, and divided: float32 ``[rows, 2]``."""
+        scale = np.ones((rows.stop - rows.start, 2), np.float32)
+        if self.factors is not None:
+            factors = read_scales(self.factors).reshape(-1)
+            places = np.arange(self.held)[rows] if self.rows is None else self.rows()[rows]
+            scale[:, 0] = factors[places * len(factors) // self.held]
+        return scale
 
     def _order(self) -> np.ndarray:
         """Which input of the model each column in the file is for."""
