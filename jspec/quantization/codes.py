@@ -81,6 +81,29 @@ def pack_codes(codes: np.ndarray, bits: int = 4) -> np.ndarray:
     return packed.reshape(*before, -1)
 
 
+def pack_halves(halves: np.ndarray, together: int) -> np.ndarray:
+    """What ``pack_codes`` makes of codes of four bits, of bytes of which each ``together``, 16 or 32, have as many codes in
+    their low halves, and those that follow in their high halves: uint8 ``[rows, n]`` -> uint8 ``[rows, 64 blocks]``."""
+    rows, size = halves.shape
+    packed = np.full((rows, num_groups(2 * size), HALF // 4), 0x11111111 * ZERO, np.uint32)
+    words = packed.reshape(rows, -1)[:, : size // 4]
+    some = max(4 * _AT_ONCE // size, 1)
+    for start in range(0, rows, some):
+        of_some = words[start : start + some]
+        pairs = (
+            np.ascontiguousarray(halves[start : start + some])
+            .view(np.uint16)
+            .reshape(len(of_some), -1, together // 8, 4)
+        )
+        low, high = pairs & np.uint16(0x0F0F), pairs >> 4 & np.uint16(0x0F0F)
+        parts = (low, high) if together == BLOCK // 4 else (np.concatenate([low, high], axis=-2),)
+        made = [
+            _interleaved(*(part[..., i, :] | part[..., i + 1, :] << 4 for i in (0, 2))) for part in parts
+        ]  # words of 32 inputs each
+        of_some[:] = np.stack(made, axis=2).reshape(of_some.shape)
+    return packed.view(STORED).reshape(rows, -1)
+
+
 def _joined(parts: np.ndarray, shift: int) -> np.ndarray:
     """Bits of one or two words of a thread side by side in their bytes."""
     return parts[..., 0, :] if parts.shape[-2] == 1 else parts[..., 0, :] | parts[..., 1, :] << shift

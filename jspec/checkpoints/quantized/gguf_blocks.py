@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jspec.quantization.codes import pack_codes
+from jspec.quantization.codes import pack_codes, pack_halves
 from jspec.quantization.formats import Format, known_format
 from jspec.quantization.levels import pack_levels
 from jspec.quantization.tables import TABLES
@@ -32,6 +32,8 @@ class BlockType(NamedTuple):
       weights, bytes: of a block.
       format: the name of the format that holds the same numbers.
       codes: of blocks, their codes ``[rows, blocks, weights]``: uint8, or int8 of eight bits.
+      halves: None, or of four bits which bytes of a block have codes in both halves, and how many of them together, for
+        ``pack_halves``.
       scale: of blocks, what ``Weight.scale`` has of them: ``[rows, blocks, ...]``.
     """
 
@@ -41,6 +43,7 @@ class BlockType(NamedTuple):
     format: str
     codes: Callable[[Blocks], np.ndarray]
     scale: Callable[[Blocks], np.ndarray]
+    halves: tuple[slice, int] | None = None
 
     @property
     def form(self) -> Format:
@@ -49,6 +52,10 @@ class BlockType(NamedTuple):
     def array(self, part: str, blocks: Blocks) -> np.ndarray:
         """One of the arrays of the format, ``weight`` or ``scale``, for whole rows."""
         form, rows = self.form, len(blocks)
+        if part == "weight" and self.halves is not None:
+            held, together = self.halves
+            bytes_ = blocks[..., held].reshape(rows, -1)
+            return pack_halves(_both_named(form.table)[bytes_] if form.table else bytes_, together)
         if part == "weight":
             codes = self.codes(blocks).reshape(rows, -1)
             return pack_codes(codes, form.bits) if form.packed else codes
@@ -109,6 +116,13 @@ def _codes_q6(blocks: Blocks) -> np.ndarray:
 def _codes_q3(blocks: Blocks) -> np.ndarray:
     """Less 4 where a bit of the mask is 0; 8 stands for 0 here."""
     return _parts(blocks[..., 32:96], 2, 32) + (_parts(blocks[..., :32], 1, 32) << 2) + np.uint8(4)
+
+
+@functools.cache
+def _both_named(table: str) -> np.ndarray:
+    """Bytes with two codes of a table as jspec numbers them, by bytes with two of GGUF."""
+    byte = np.arange(256, dtype=np.uint8)
+    return _named(table, byte & 15, _IQ4) | _named(table, byte >> 4, _IQ4) << 4
 
 
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
@@ -200,9 +214,23 @@ def _scales_nvfp4(blocks: Blocks) -> np.ndarray:
 WIDER = "Q2_K", "Q3_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"
 # The number of a type in files -> the type.
 TYPES = {
-    2: BlockType("Q4_0", 32, 18, "int4_32_float16", lambda b: _parts(b[..., 2:], 4, 16), lambda b: _floats(b, 0)),
+    2: BlockType(
+        "Q4_0",
+        32,
+        18,
+        "int4_32_float16",
+        lambda b: _parts(b[..., 2:], 4, 16),
+        lambda b: _floats(b, 0),
+        halves=(slice(2, None), 16),
+    ),
     3: BlockType(
-        "Q4_1", 32, 20, "int4_32_float16_offsets", lambda b: _parts(b[..., 4:], 4, 16), lambda b: _floats(b, 0, 2)
+        "Q4_1",
+        32,
+        20,
+        "int4_32_float16_offsets",
+        lambda b: _parts(b[..., 4:], 4, 16),
+        lambda b: _floats(b, 0, 2),
+        halves=(slice(4, None), 16),
     ),
     6: BlockType(
         "Q5_0",
@@ -227,7 +255,15 @@ TYPES = {
         ),
     ),
     11: BlockType("Q3_K", 256, 110, "int4_16_levels", _codes_q3, _scales_q3),
-    12: BlockType("Q4_K", 256, 144, "int4_32_levels_offsets", lambda b: _parts(b[..., 16:], 4, 32), _six_bits),
+    12: BlockType(
+        "Q4_K",
+        256,
+        144,
+        "int4_32_levels_offsets",
+        lambda b: _parts(b[..., 16:], 4, 32),
+        _six_bits,
+        halves=(slice(16, None), 32),
+    ),
     13: BlockType(
         "Q5_K",
         *(256, 176, "int5_32_levels_offsets"),
@@ -248,6 +284,7 @@ TYPES = {
         *(32, 18, "iq4_32_float16"),
         lambda b: _named("iq4", _parts(b[..., 2:], 4, 16), _IQ4),
         lambda b: _floats(b, 0),
+        halves=(slice(2, None), 16),
     ),
     21: BlockType("IQ3_S", 256, 110, "int5_32_levels", _codes_iq3_s, lambda b: _scales_of_halves(b, 106, 110, 1)),
     22: BlockType("IQ2_S", 256, 82, "int8_16_levels", _codes_iq2_s, lambda b: _scales_of_halves(b, 74, 82, 1 / 8)),
@@ -256,7 +293,10 @@ TYPES = {
         *(256, 136, "iq4_32_levels"),
         lambda b: _named("iq4", _parts(b[..., 8:], 4, 16), _IQ4),
         _scales_iq4,
+        halves=(slice(8, None), 16),
     ),
-    39: BlockType("MXFP4", 32, 17, "mxfp4", lambda b: _parts(b[..., 1:], 4, 16), lambda b: b[..., :1]),
+    39: BlockType(
+        "MXFP4", 32, 17, "mxfp4", lambda b: _parts(b[..., 1:], 4, 16), lambda b: b[..., :1], halves=(slice(1, None), 16)
+    ),
     40: BlockType("NVFP4", 64, 36, "nvfp4", _codes_nvfp4, _scales_nvfp4),
 }

@@ -9,6 +9,7 @@ from gguf_blocks import random_blocks
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.gguf import BlockWeight
 from jspec.checkpoints.quantized.gguf_blocks import TYPES, WIDER
+from jspec.quantization.codes import pack_codes
 from jspec.quantization.weight import Weight
 
 gguf = pytest.importorskip("gguf")
@@ -53,6 +54,17 @@ def test_numbers_are_those_that_gguf_dequantises(number, tmp_path):
     np.testing.assert_array_equal(weight.read(), wanted)
     np.testing.assert_array_equal(weight.read_part((slice(3, 9), slice(70, 1000))), wanted[3:9, 70:1000])
     assert (kind.form.bytes((ROWS, INPUTS)) <= 1.05 * blocks.size) == (kind.name not in WIDER)
+
+
+@pytest.mark.parametrize("number", [2, 3, 20, 39], ids=lambda number: TYPES[number].name)
+def test_rows_that_end_within_a_block_of_packed_codes(number):
+    """Both ways of packing codes give the same bytes."""
+    kind, inputs = TYPES[number], 160
+    blocks = random_blocks(kind, ROWS, inputs)
+    packed = kind.array("weight", blocks)
+    np.testing.assert_array_equal(packed, pack_codes(kind.codes(blocks).reshape(ROWS, -1)))
+    found = Weight(packed, kind.array("scale", blocks), form=kind.form, inputs=inputs).dequantize()
+    np.testing.assert_array_equal(found, of_gguf(number, blocks))
 
 
 @ALL
