@@ -175,7 +175,7 @@ def _kept_params(
         ]
         return _with_layers(config, dataclasses.replace(model, quantization=common, other_formats=tuple(others)))
 
-    fitting = [param for param, form in forms.items() if param in every and _is_served(param, form)]
+    fitting = [param for param, form in forms.items() if param in every and _is_served(param, form, model)]
     if not fitting:
         return config, table, {}
     stored_as = config_with(fitting).stored_params()
@@ -204,10 +204,10 @@ def _embedding_apart(model: ModelConfig, layout: Layout, found: Mapping[str, Sto
         yield EMBEDDING
 
 
-def _is_served(param: str, form: Format) -> bool:
+def _is_served(param: str, form: Format, model: ModelConfig) -> bool:
     """Whether the kernels that read a parameter know its format, which those of heads of latents and of the output head need
     not."""
-    if param.endswith(_OF_LATENTS) and not form.serves_latents:
+    if model.latent is not None and param.endswith(_OF_LATENTS) and not form.serves_latents:
         return False
     return param not in (_HEAD, EMBEDDING) or form.serves_head(param == EMBEDDING)
 

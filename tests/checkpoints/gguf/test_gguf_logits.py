@@ -50,6 +50,28 @@ def as_published(arrays: dict[str, np.ndarray], names: Iterable[str]) -> dict[st
     return found
 
 
+@pytest.fixture
+def random_quantize(monkeypatch) -> list[tuple[int, ...]]:
+    """Blocks of types that the package gguf does not quantise to are random; the shapes of all tensors in blocks."""
+    quantised, original = [], gguf.quants.quantize
+
+    def quantize(array: np.ndarray, wanted) -> np.ndarray:
+        if int(wanted) not in TYPES:
+            return original(array, wanted)
+        kind, (rows, inputs) = TYPES[int(wanted)], array.reshape(-1, array.shape[-1]).shape
+        quantised.append(array.shape)
+        scale = SCALED.get(kind.name, 0.25 if kind.weights == 32 else 0.01)
+        blocks = random_blocks(kind, rows, inputs, len(quantised), scale)
+        if kind.name == "MXFP4":
+            blocks[..., 0] = 120 + blocks[..., 0] % 3
+        elif kind.name == "NVFP4":
+            blocks[..., :4] = 8 + blocks[..., :4] % 8
+        return blocks.reshape(*array.shape[:-1], -1)
+
+    monkeypatch.setattr(gguf.quants, "quantize", quantize)
+    return quantised
+
+
 def compared(folder: Path, path: Path, unchanged: dict | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Logits of a file, and of transformers with the tensors that it stands for."""
     sources = read_architecture(read_header(path))[1]
@@ -75,28 +97,34 @@ def assert_equal(ours: np.ndarray, theirs: np.ndarray, tolerance: float = 1e-5):
 @pytest.mark.parametrize(
     "number", in_tiers(TYPES, test=(2, 3, 6, 8, 12, 14, 23, 39)), ids=lambda number: TYPES[number].name
 )
-def test_logits_of_every_type(number, tmp_path, monkeypatch):
+def test_logits_of_every_type(number, tmp_path, random_quantize):
     """Each map, the embedding and the head are in blocks of the type."""
-    kind, quantised = TYPES[number], []
-
-    def quantize(array: np.ndarray, wanted) -> np.ndarray:
-        if int(wanted) != number:
-            return array
-        rows, inputs = array.reshape(-1, array.shape[-1]).shape
-        quantised.append(array.shape)
-        scale = SCALED.get(kind.name, 0.25 if kind.weights == 32 else 0.01)
-        blocks = random_blocks(kind, rows, inputs, len(quantised), scale)
-        if kind.name == "MXFP4":
-            blocks[..., 0] = 120 + blocks[..., 0] % 3
-        elif kind.name == "NVFP4":
-            blocks[..., :4] = 8 + blocks[..., :4] % 8
-        return blocks.reshape(*array.shape[:-1], -1)
-
     settings = save(tmp_path, "llama", **WIDE)
-    monkeypatch.setattr(gguf.quants, "quantize", quantize)
     path = write_gguf(tmp_path, type_of=lambda *_: gguf.GGMLQuantizationType(number), settings=settings)
-    assert len(quantised) >= 2 * 7 + 1
+    assert len(random_quantize) >= 2 * 7 + 1
     assert_equal(*compared(tmp_path, path))
+
+
+@pytest.mark.filterwarnings("error:.*dequantised")
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_every_map_of_a_mixed_file_keeps_its_type(family, tmp_path, random_quantize):
+    """As in Q4_K_M, where values have another type than queries and keys, and the embedding than the head."""
+    types = gguf.GGMLQuantizationType
+    six = "blk.0.attn_v", "blk.1.ffn_down", "output.weight"
+    wide = {**WIDE, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
+    settings = save(tmp_path, family, **wide)
+    of_type = lambda name, _: types.Q6_K if name.startswith(six) else types.Q4_K  # noqa: E731
+    path = write_gguf(tmp_path, type_of=of_type, settings=settings)
+    assert_equal(*compared(tmp_path, path))
+    checkpoint = Checkpoint.open(path)
+    assert not checkpoint.hugging_face.layout.dequantized
+    config = checkpoint.config.language_model
+    formats = {
+        name: config.quantization_of(name) for name in ("layers.0.attention.values", "layers.1.mlp.down", "head")
+    }
+    assert set(formats.values()) == {"int6_16_levels"}
+    assert config.embedding_quantization == config.quantization == "int4_32_levels_offsets"
+    assert config.weight_bytes(2) <= 1.05 * path.stat().st_size
 
 
 @pytest.mark.parametrize(
