@@ -156,7 +156,7 @@ class _Cursor:
             limit = (
                 f"the {MAX_HEADER} bytes that a header may have" if self.size > MAX_HEADER else f"its {self.size} bytes"
             )
-            raise self.refuse(f"has {what} of {count} bytes at {self.place}, which leaves {limit}")
+            raise self.refuse(f"has {what} of {count} bytes at {self.place}, beyond {limit}")
         while len(self._data) < end:
             read = self._file.read(max(_READ, end - len(self._data)))
             if not read:
