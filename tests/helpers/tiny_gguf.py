@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf_blocks import random_blocks
 from tokenizers import pre_tokenizers
+
+from jspec.checkpoints.quantized.gguf_blocks import TYPES
 
 TOKENS = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "in"]
 SIZES = {"hidden": 64, "width": 96, "heads": 4, "kv_heads": 2, "vocabulary": len(TOKENS)}
@@ -72,8 +75,13 @@ def tiny_gguf(
         values = rng.standard_normal(shape).astype(np.float32)
         values = 1 + values / 10 if len(shape) == 1 else values * np.float32(shape[1] ** -0.5)
         wanted = kind if isinstance(kind, str) else kind.get(name.removeprefix("blk.0.").removesuffix(".weight"), "F32")
-        of = getattr(gguf.GGMLQuantizationType, wanted if len(shape) > 1 else "F32")
-        writer.add_tensor(name, gguf.quants.quantize(values, of), raw_dtype=of)
+        wanted = wanted if len(shape) > 1 else "F32"
+        of = getattr(gguf.GGMLQuantizationType, wanted)
+        try:
+            data = gguf.quants.quantize(values, of)
+        except NotImplementedError:  # random codes, integers and numbers
+            data = random_blocks(TYPES[of], *shape, seed).reshape(shape[0], -1)
+        writer.add_tensor(name, data, raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

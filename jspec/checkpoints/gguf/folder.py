@@ -16,6 +16,7 @@ from jspec.checkpoints.gguf.header import Header, read_header
 from jspec.checkpoints.gguf.names import holds_gguf_alone, is_gguf, language_models, parts_of
 from jspec.checkpoints.gguf.tensors import renamed_tensors, tensors_of, with_factors
 from jspec.checkpoints.gguf.tokenizer import tokenizer_files
+from jspec.checkpoints.gguf.vocabulary import MODEL, NONE
 from jspec.checkpoints.quantized.gguf import BlockWeight
 from jspec.checkpoints.quantized.gguf_blocks import WIDER
 
@@ -64,7 +65,7 @@ class GGUFFolder(MemoryFolder):
             _GENERATION: lambda: self._generation[0],
         }
         super().__init__(given, files)
-        if "tokenizer.ggml.model" in first.metadata:
+        if str(first.metadata.get(MODEL, NONE[0])) not in NONE:
             names = ("tokenizer.json", "tokenizer_config.json")
             files |= {name: functools.partial(lambda name: self._tokenizer[name], name) for name in names}
         self.root = file.resolve()

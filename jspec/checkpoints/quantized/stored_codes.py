@@ -75,14 +75,15 @@ class RepackedCodes(Tensor):
 
 
 def in_eight_bits(parts: StoredParts, inputs: int) -> StoredParts:
-    """A weight with codes of four bits as the same numbers in codes of eight; one in another format unchanged.
+    """A weight with codes of four bits as the same numbers in codes of eight; one in another format unchanged, and one with
+    offsets, which codes of eight bits have not.
 
     Args:
       parts: the weight.
       inputs: how many inputs it has.
     """
     form, codes, scale = parts.form, parts.arrays["weight"], parts.arrays["scale"]
-    if form.kind != INT4.kind:
+    if form.kind != INT4.kind or form.offsets:
         return parts
 
     def numbers(index: Index) -> np.ndarray:
