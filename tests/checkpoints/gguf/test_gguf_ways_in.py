@@ -16,6 +16,8 @@ from convert.verify import jspec_logits
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.gguf.folder import gguf_in
+from jspec.checkpoints.gguf.header import read_header
+from jspec.checkpoints.quantized.gguf_blocks import TYPES, BlockType
 from jspec.cli import main
 from jspec.models.params import build
 
@@ -177,6 +179,40 @@ def test_a_converted_file_is_the_same_model(file, tmp_path, capsys):
     assert convert_main(["--check", str(out)]) == 0
     assert convert_main([str(file), "--dry-run"]) == 0
     assert "model.norm.weight -> norm.weight" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in TYPES.values()])
+def test_a_converted_file_has_groups_of_zeros(tmp_path, kind):
+    """Which have a scale of 0 in files of any type."""
+    name, [block] = "blk.0.attn_output.weight", [one for one in TYPES.values() if one.name == kind]
+    file = tiny_gguf(tmp_path / "m.gguf", {"attn_output": kind}, hidden=256, tokens=())
+    start = next(tensor.start for tensor in read_header(file).tensors if tensor.name == name)
+    data = bytearray(file.read_bytes())
+    data[start : start + 5 * block.bytes] = bytes(5 * block.bytes)
+    file.write_bytes(data)
+    convert(file, tmp_path / "out", verify="shapes")
+    assert same(arrays(file), arrays(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4"])
+def test_a_damaged_scale_of_a_converted_file_is_refused(tmp_path, kind, monkeypatch):
+    file = tiny_gguf(tmp_path / "m.gguf", {"attn_output": kind}, hidden=256, tokens=())
+    read = BlockType.array
+
+    def damaged(block: BlockType, part: str, blocks: np.ndarray) -> np.ndarray:
+        found = read(block, part, blocks)
+        if part == "scale":
+            found = found.copy()
+            found.reshape(len(found), -1).view(np.uint8)[0, :4] = 255  # NaN of any width, and no power
+        return found
+
+    monkeypatch.setattr(BlockType, "array", damaged)
+    monkeypatch.setattr(
+        "jspec.checkpoints.quantized.gguf.BlockWeight._array", lambda weight, *of: weight.type.array(*of)
+    )
+    convert(file, tmp_path / "out")
+    with pytest.raises(Refusal, match=r"out/params: parameter 'layers\.0\.attention\.out\.scale' has (a|the) scale"):
+        arrays(tmp_path / "out")
 
 
 def test_a_file_without_quantised_weights_is_quantised_as_any(tmp_path):
