@@ -63,7 +63,7 @@ KNOWS = {
 INSIDE = {
     "checkpoints": {
         ".": {"converted", "files", "gguf", "huggingface", "layouts", "quantized", "tensors"},
-        "gguf": {"files", "huggingface", "layouts", "quantized", "tensors"},
+        "gguf": {"converted", "files", "huggingface", "layouts", "quantized", "tensors"},
         "converted": {"files", "huggingface", "layouts", "quantized", "tensors"},
         "layouts": {"files", "huggingface", "quantized", "tensors"},
         "huggingface": {"files", "quantized", "tensors"},

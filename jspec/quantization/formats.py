@@ -274,6 +274,9 @@ def grouped(
     name = f"int{bits}_{group or 'all'}_{scale}{beside}{'_ordered' * ordered}"
     name = "int4" if name == "int4_128_bfloat16" else name
     settings = {"group": group, "zeros": zeros, "ordered": ordered, "offsets": offsets, **_scale_of(scale)}
+    # Those of GGUF, whose groups of zeros have the scale 0.
+    if scale == LEVELS or (scale == "float16" and group == 32 and not zeros):
+        settings["scales"] = "finite"
     return dataclasses.replace(kind, name=name, **settings)
 
 

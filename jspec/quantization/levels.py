@@ -32,6 +32,11 @@ def pack_levels(numbers: np.ndarray, *integers: np.ndarray) -> np.ndarray:
     return np.concatenate(list(parts), axis=-1)
 
 
+def shared_numbers(words: np.ndarray, form: Format) -> np.ndarray:
+    """The numbers in words ``[..., supers, words]``: float32 ``[..., supers, 1]``, or with offsets float16 ``[..., 2]``."""
+    return np.ascontiguousarray(words[..., :1]).view(np.float16 if form.offsets else np.float32)
+
+
 def pack_same(scale: float, offset: float, form: Format) -> np.ndarray:
     """The words ``[words]`` of groups of which all have the same scale, and the same offset if they have any."""
     ones = np.ones((1, SUPER // (form.group or SUPER)), np.int8)

@@ -46,10 +46,6 @@ class Folder:
         """Names of everything in the folder, sorted."""
         return sorted(os.listdir(self.root))
 
-    def paths(self) -> list[str]:
-        """The same behind the path that the user gave, for messages."""
-        return [f"{self.given}/{name}" for name in self.names()]
-
     def has(self, name: str) -> bool:
         """Whether the folder has an entry ``name``, be it a link that leads nowhere."""
         return os.path.lexists(self.root / name)
@@ -161,7 +157,13 @@ class MemoryFolder(Folder):
         return self._parsed[name]
 
     def read(self, name: str, most: int) -> bytes:
-        return json.dumps(self.json(name), ensure_ascii=False).encode()
+        try:
+            data = json.dumps(self.json(name), ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as error:
+            raise Refusal(f"{self.given}: gives a {name} that cannot be written ({reason_of(error)})") from None
+        if len(data) > most:
+            raise Refusal(f"{self.given}: gives a {name} of {len(data)} bytes: expected at most {most}")
+        return data
 
 
 def is_bare_name(name) -> bool:

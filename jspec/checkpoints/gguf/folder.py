@@ -2,51 +2,48 @@
 
 import functools
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
-from jspec.checkpoints.files.folder import MemoryFolder
+from jspec.checkpoints.converted.manifest import is_converted
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder, MemoryFolder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.gguf.architectures import read_architecture
 from jspec.checkpoints.gguf.generation import generation_fields
 from jspec.checkpoints.gguf.header import Header, read_header
+from jspec.checkpoints.gguf.names import holds_gguf_alone, is_gguf, language_models, parts_of
 from jspec.checkpoints.gguf.tensors import renamed_tensors, tensors_of, with_factors
 from jspec.checkpoints.gguf.tokenizer import tokenizer_files
+from jspec.checkpoints.gguf.vocabulary import MODEL, NONE
 from jspec.checkpoints.quantized.gguf import BlockWeight
 from jspec.checkpoints.quantized.gguf_blocks import WIDER
 
-SUFFIX = ".gguf"
-_VISION = "mmproj"  # in the names of files with the encoders of images and sounds
-_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
+_SPLIT = "split."  # how keys begin that say which part of a model a file is
 
 
 def gguf_in(path: str | os.PathLike) -> Path | None:
-    """The GGUF file that is meant: ``path`` itself, or the only one in a folder without a checkpoint of another kind. None
-    if it is none.
+    """The GGUF file that is meant: ``path`` itself, or the only one in a folder without weights of another kind. None if it
+    is none.
 
     Raises:
-      Refusal: the folder holds several.
+      Refusal: the folder holds several, or the file lies outside of it.
     """
     given = Path(path)
     if not given.is_dir():
-        return given if given.suffix.lower() == SUFFIX else None
-    names = sorted(name for name in os.listdir(given) if name.lower().endswith(SUFFIX))
-    if not names or (given / _CONFIG).exists() or any(name.endswith(".safetensors") for name in os.listdir(given)):
+        return given if is_gguf(given.name) else None
+    folder = Folder(given)
+    names = folder.names()
+    if not holds_gguf_alone(names) or is_converted(given):
         return None
-    models = [name for name in names if _VISION not in name.lower() and not _is_later_part(name)]
+    models = language_models(names)
     if len(models) != 1:
-        listed = ", ".join(models or names)
+        listed = ", ".join(models or filter(is_gguf, names))
         raise Refusal(f"{path}: holds {len(models)} GGUF files of language models ({listed}); give the path of one")
+    folder.path(models[0])
     return given / models[0]
-
-
-def _is_later_part(name: str) -> bool:
-    """Whether a file is one of several parts, but not the first."""
-    found = _SPLIT.fullmatch(name)
-    return found is not None and int(found[2]) != 1
 
 
 class GGUFFolder(MemoryFolder):
@@ -61,21 +58,22 @@ class GGUFFolder(MemoryFolder):
     """
 
     def __init__(self, file: Path, given: str):
-        self._headers = _parts(file)
+        self._file, self._headers = file, _parts(file)
         first = self._headers[0]
         files: dict[str, Callable[[], dict]] = {
             _CONFIG: lambda: self._read[0],
             _GENERATION: lambda: self._generation[0],
         }
         super().__init__(given, files)
-        if "tokenizer.ggml.model" in first.metadata:
+        if str(first.metadata.get(MODEL, NONE[0])) not in NONE:
             names = ("tokenizer.json", "tokenizer_config.json")
             files |= {name: functools.partial(lambda name: self._tokenizer[name], name) for name in names}
         self.root = file.resolve()
 
     @property
     def notes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        beside = sorted(p.name for p in self.root.parent.glob(f"*{SUFFIX}") if _VISION in p.name.lower())
+        here = os.listdir(self._file.absolute().parent)
+        beside = sorted(name for name in here if is_gguf(name) and "mmproj" in name.lower())
         vision = f"{beside[0]}, the encoder of images beside it, is left out" if beside else ""
         return tuple(note for note in (vision, self._generation[1], self._wider) if note)
 
@@ -122,37 +120,48 @@ class GGUFFolder(MemoryFolder):
         return tokenizer_files(self._headers[0])
 
     @property
+    def revision(self) -> str | None:
+        """The commit hash if the file is in a snapshot of a hub cache, else None."""
+        return next((place.name for place in self._file.absolute().parents if place.parent.name == "snapshots"), None)
+
+    @property
     def _whole(self) -> Header:
         """The header of the first part with the tensors of all, but for numbers that belong to others of them."""
         tensors = tuple(one for header in self._headers for one in header.tensors if one.name in self._stored)
-        return self._headers[0]._replace(tensors=tensors)
+        metadata = {key: value for key, value in self._headers[0].metadata.items() if not key.startswith(_SPLIT)}
+        return self._headers[0]._replace(tensors=tensors, metadata=metadata)
 
 
 def _parts(file: Path) -> list[Header]:
     """The headers of the parts of a file, or its own."""
     first = read_header(file)
-    count = first.metadata.get("split.count", 1)
-    if count in (0, 1):
+    count, number = (_split(first, key, default) for key, default in (("count", 1), ("no", 0)))
+    if count <= 1:
         return [first]
-    found = _SPLIT.fullmatch(file.name)
-    if found is None or int(found[3]) != count or first.metadata.get("split.no") != 0:
-        expected = (
-            f"{file.stem}-00001-of-{count:05d}{SUFFIX}" if found is None else f"{found[1]}-00001-of-{count:05d}{SUFFIX}"
-        )
+    names = parts_of(file.name)
+    if len(names) != count or number != 0 or file.name != names[0]:
+        stem = file.stem if len(names) == 1 else file.stem[: -len("-00001-of-00001")]
         raise Refusal(
-            f"{file}: is one of {count} parts of a model: give the first one, which is called like {expected}"
+            f"{file}: is one of {count} parts of a model: give the first one, which is called like "
+            f"{stem}-00001-of-{count:05d}.gguf"
         )
-    headers = [first]
-    for number in range(2, count + 1):
-        path = file.with_name(f"{found[1]}-{number:05d}-of-{found[3]}{SUFFIX}")
-        if not path.is_file():
-            raise Refusal(f"{path}: is missing, part {number} of {count} of the model; download it")
+    headers, places = [first], {file.parent.resolve(), file.resolve().parent}
+    for place, name in enumerate(names[1:], 1):
+        path = file.with_name(name)
+        if not path.is_file() or path.resolve().parent not in places:
+            raise Refusal(f"{path}: is no file beside the first, part {place + 1} of {count} of the model; download it")
         headers.append(read_header(path))
-        if headers[-1].metadata.get("split.no") != number - 1:
-            raise Refusal(f"{path}: says that it is part {headers[-1].metadata.get('split.no')}: expected {number - 1}")
+        says = _split(headers[-1], "no", 0) + 1, _split(headers[-1], "count", 1)
+        if says != (place + 1, count):
+            raise Refusal(f"{path}: says that it is part {says[0]} of {says[1]}: expected {place + 1} of {count}")
     names = [tensor.name for header in headers for tensor in header.tensors]
-    if len(names) != len(set(names)) or len(names) != first.metadata.get("split.tensors.count", len(names)):
+    told = _split(first, "tensors.count", len(names))
+    if len(names) != len(set(names)) or len(names) != told:
         raise Refusal(
-            f"{file}: its parts hold {len(names)} tensors: expected {first.metadata.get('split.tensors.count')}"
+            f"{file}: its parts hold {len(set(names))} tensors in {len(names)} places: expected {told} in all"
         )
     return headers
+
+
+def _split(header: Header, key: str, default: int) -> int:
+    return Fields(header.metadata, header.where).integer(f"{_SPLIT}{key}", default, low=0)

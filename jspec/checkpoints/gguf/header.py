@@ -6,12 +6,14 @@ become Python objects, and nothing is executed. The layout is that of versions 2
 
 import math
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.json_files import reason_of
 from jspec.checkpoints.files.refusal import Refusal
 
@@ -21,12 +23,12 @@ MAX_HEADER = 128 << 20  # bytes; the largest vocabularies with their merges take
 MAX_KEYS, MAX_TENSORS = 1 << 14, 1 << 17
 MAX_NAME = 256  # bytes of the name of a key or of a tensor
 MAX_TEXT = 16 << 20  # bytes of a string; chat templates have some 10 kB
+MAX_STRINGS = 1 << 21  # in all arrays; the largest vocabularies have 300,000 tokens and 500,000 merges
 _READ = 4 << 20  # bytes that are read at a time
 _ALIGNMENT, _MAX_ALIGNMENT = 32, 1 << 16
-_SPLIT_KEY, _ALIGNMENT_KEY = "split.", "general.alignment"
+_ALIGNMENT_KEY = "general.alignment"
 _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 _STRING, _ARRAY = 8, 9
-_TYPES_OF_GGML = range(256)
 
 
 class TensorInfo(NamedTuple):
@@ -71,6 +73,8 @@ def read_header(path: str | os.PathLike) -> Header:
     """
     where = str(path)
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for
+            raise Refusal(f"{where}: is not a regular file")
         with open(path, "rb") as file:
             cursor = _Cursor(file, os.fstat(file.fileno()).st_size, where)
             return _header(cursor, Path(path).resolve())
@@ -84,12 +88,9 @@ def _header(cursor: "_Cursor", path: Path) -> Header:
     version = cursor.integer("u4", "the version")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
-        why = (
-            "big-endian, and only little-endian files are read"
-            if swapped
-            else f"expected {' or '.join(map(str, VERSIONS))}"
-        )
-        raise cursor.refuse(f"has version {version} of GGUF: {why}")
+        why = "it is big-endian" if swapped else f"it has version {version}"
+        known = " or ".join(map(str, VERSIONS))
+        raise Refusal(f"{cursor.where}: {why}: expected a little-endian GGUF file of version {known}; make it anew")
     num_tensors = cursor.count(MAX_TENSORS, "tensors")
     num_keys = cursor.count(MAX_KEYS, "keys")
     metadata: dict[str, Any] = {}
@@ -99,9 +100,10 @@ def _header(cursor: "_Cursor", path: Path) -> Header:
             raise cursor.refuse(f"has the key {key!r} twice")
         metadata[key] = cursor.value(key)
     unplaced = [_tensor(cursor) for _ in range(num_tensors)]
-    alignment = metadata.get(_ALIGNMENT_KEY, _ALIGNMENT)
-    if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise cursor.refuse(f"has {_ALIGNMENT_KEY}={alignment!r}: expected a power of two up to {_MAX_ALIGNMENT}")
+    fields = Fields(metadata, cursor.where)
+    alignment = fields.integer(_ALIGNMENT_KEY, _ALIGNMENT, high=_MAX_ALIGNMENT)
+    if alignment & (alignment - 1):
+        raise fields.refuse(_ALIGNMENT_KEY, "a power of two")
     first = -(-cursor.place // alignment) * alignment
     seen = set()
     for tensor in unplaced:
@@ -145,6 +147,7 @@ class _Cursor:
 
     def __init__(self, file: Any, size: int, where: str):
         self._file, self.size, self.where, self.place, self._data = file, size, where, 0, bytearray()
+        self._strings = 0
 
     def refuse(self, what: str) -> Refusal:
         return Refusal(f"{self.where}: {what}; download it again")
@@ -156,7 +159,7 @@ class _Cursor:
             limit = (
                 f"the {MAX_HEADER} bytes that a header may have" if self.size > MAX_HEADER else f"its {self.size} bytes"
             )
-            raise self.refuse(f"has {what} of {count} bytes at {self.place}, which leaves {limit}")
+            raise self.refuse(f"has {what} of {count} bytes at {self.place}, beyond {limit}")
         while len(self._data) < end:
             read = self._file.read(max(_READ, end - len(self._data)))
             if not read:
@@ -205,8 +208,9 @@ class _Cursor:
             raise self.refuse(f"has arrays within the array {key!r}, which are not read")
         if kind != _STRING:
             return self._numbers(kind, length, key)
-        if 8 * length > self.size - self.place:
-            raise self.refuse(f"has {key!r} of {length} strings, which do not lie in its {self.size} bytes")
+        self._strings += length
+        if self._strings > MAX_STRINGS:
+            raise self.refuse(f"has {key!r} of {length} strings: expected at most {MAX_STRINGS} in all")
         return [self.text(MAX_TEXT, repr(key)) for _ in range(length)]
 
     def _numbers(self, kind: int, length: int, key: str) -> np.ndarray:
@@ -214,6 +218,6 @@ class _Cursor:
             raise self.refuse(f"has {key!r} of the type {kind}: expected 0 to 12")
         dtype = np.dtype(_NUMBERS[kind])
         data = self.take(length * dtype.itemsize, repr(key))
-        if dtype == np.bool_ and any(byte > 1 for byte in bytes(data)):
+        if dtype == np.bool_ and np.frombuffer(data, np.uint8).max(initial=0) > 1:
             raise self.refuse(f"has {key!r}, a boolean, with other bytes than 0 and 1")
         return np.frombuffer(bytes(data), dtype)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def with_factors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _tensor(header: Header, info: TensorInfo) -> tuple[Tensor, int]:
     """A tensor and how many bytes it takes."""
-    file, rows, inputs = header.path.name, math.prod(info.shape[:-1]), info.shape[-1]
+    file, rows, inputs = Path(header.where).name, math.prod(info.shape[:-1]), info.shape[-1]
     if dtype := PLAIN.get(info.type):
         shape = (rows * inputs,) if len(info.shape) == 1 or info.name.endswith(".bias") else (rows, inputs)
         tensor = SafeTensor(info.name, file, header.path, shape, dtype, info.start)

@@ -11,7 +11,7 @@ GGUF = "gguf"  # key of tokenizer_config.json that says that the tokenizer was m
 
 MODEL, TOKENS, BYTES, PIECES = "tokenizer.ggml.model", "tokenizer.ggml.tokens", "gpt2", "llama"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # types of tokens; 5 is an unused one
-_TYPES, _NONE = "tokenizer.ggml.token_type", ("none", "no_vocab")
+_TYPES, NONE = "tokenizer.ggml.token_type", ("none", "no_vocab")  # models of files without a tokenizer
 _IDS = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "pad": "padding"}
 _LLAMA_IDS = {"bos": 1, "eos": 2, "unk": 0}  # of pieces, where the file does not say
 _MAX_TOKEN = 1024  # characters; the longest in use have 512
@@ -39,8 +39,8 @@ def read_vocabulary(fields: Fields) -> Vocabulary | None:
     Raises:
       Refusal: a list is missing, has another length or a token twice, or a token id is out of range.
     """
-    model = fields.text(MODEL, _NONE[0])
-    if model in _NONE:
+    model = fields.text(MODEL, NONE[0])
+    if model in NONE:
         return None
     tokens, types = strings(fields, TOKENS), numbers(fields, _TYPES, "iu", "integers in 0..6")
     if types.min() < 0 or types.max() > BYTE:

@@ -20,6 +20,7 @@ from jspec.checkpoints.quantized.format import (
 )
 from jspec.checkpoints.quantized.gguf_blocks import BlockType
 from jspec.quantization.formats import Format, format_of
+from jspec.quantization.levels import shared_numbers
 from jspec.quantization.weight import Weight
 
 Order = Callable[[], np.ndarray]  # which rows or columns of a tensor, int [n]
@@ -116,7 +117,7 @@ class BlockWeight(QuantizedTensor):
         if form.scales == "powers":
             wrong = array > form.largest_power
         else:
-            numbers = array[..., :1].view(np.float16 if form.offsets else np.float32) if form.levels else array
+            numbers = shared_numbers(array, form) if form.levels else array
             wrong = ~np.isfinite(numbers.astype(np.float32))
         if wrong.any():
             found = f"a scale above {form.largest_power}" if form.scales == "powers" else "a scale that is no number"
