@@ -42,9 +42,8 @@ def main() -> int:
             files = [path] if path.is_file() else list(path.glob("*.safetensors"))
             size = sum(file.stat().st_size for file in files)
             print(f"{path.name}: {seconds:.2f} s, {held / 1e6:,.0f} MB of {size / 1e6:,.0f} MB", flush=True)
-    print(
-        f"GGUF over safetensors: {best[args.gguf] / best[args.folder]:.2f}, {best[args.gguf]:.2f} and {best[args.folder]:.2f} s"
-    )
+    ours, theirs = best[args.gguf], best[args.folder]
+    print(f"GGUF over safetensors: {ours / theirs:.2f}, {ours:.2f} and {theirs:.2f} s")
     return 0
 
 

@@ -9,6 +9,7 @@ from gguf_blocks import random_blocks
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.gguf import BlockWeight
 from jspec.checkpoints.quantized.gguf_blocks import TYPES, WIDER
+from jspec.checkpoints.quantized.stored_codes import in_eight_bits
 from jspec.quantization.codes import pack_codes
 from jspec.quantization.weight import Weight
 
@@ -106,3 +107,15 @@ def test_scales_of_mxfp4_that_are_no_powers_are_refused(tmp_path):
     blocks[3, 0, 0] = 255
     with pytest.raises(Refusal, match="'w' holds a scale above 133"):
         in_file(tmp_path, 39, blocks).read()
+
+
+@ALL
+def test_codes_of_four_bits_are_the_same_numbers_in_eight(number, tmp_path):
+    """As maps have them that are read together with some of eight bits. Those with offsets stay as they are."""
+    blocks = random_blocks(TYPES[number], ROWS, INPUTS)
+    stored = in_file(tmp_path, number, blocks).stored()
+    assert stored is not None
+    wide = in_eight_bits(stored, INPUTS)
+    assert (wide.form.bits == 8) == (stored.form.bits == 8 or TYPES[number].name in ("Q4_0", "Q3_K"))
+    found = Weight.of({name: array.read() for name, array in wide.arrays.items()}, wide.form, INPUTS).dequantize()
+    np.testing.assert_array_equal(found, of_gguf(number, blocks))
