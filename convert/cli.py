@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "src",
         metavar="SRC",
         nargs="?",
-        help="folder with config.json and safetensors, or a name on the hub, org/name[@revision]",
+        help="folder with config.json and safetensors, a GGUF file, or a name on the hub, org/name[@revision][:Q4_K_M]",
     )
     parser.add_argument("out", metavar="OUT", nargs="?", help="folder to create")
     parser.add_argument(

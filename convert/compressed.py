@@ -14,7 +14,6 @@ scales of a cache in eight bits, which config.json then asks for as the original
 import dataclasses
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from convert.staging import require_apart, staged
-from convert.write import COPIED
+from convert.write import COPIED, copied_files
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.converted.manifest import is_converted
@@ -77,9 +76,8 @@ def export_quantized(
     maps = _maps(source, quantize)
     with staged(place, overwrite, may_replace=_is_export) as partial:
         _write_weights(source, partial, maps, quantize, progress)
-        for name in COPIED:
-            if name != "config.json" and source.folder.has(name):
-                shutil.copyfile(source.folder.path(name), partial / name)
+        for name, content in copied_files(source.folder, COPIED[1:]).items():
+            (partial / name).write_bytes(content)
         config = source.folder.json("config.json") | {"quantization_config": _config(source, maps, quantize)}
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (partial / MARK).write_text(json.dumps({"source": source.folder.given, "quantize": quantize}) + "\n")

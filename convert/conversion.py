@@ -17,6 +17,7 @@ from convert.write import write_folder
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import MTP, Checkpoint
 from jspec.checkpoints.converted.manifest import is_converted
+from jspec.checkpoints.files.folder import MemoryFolder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
@@ -78,7 +79,7 @@ def convert(
     ``out`` appears complete or not at all: it is written under another name beside its place and then renamed.
 
     Args:
-      src: a folder with config.json and safetensors, or with pickles if ``allow_pickle`` is set.
+      src: a folder with config.json and safetensors, or with pickles if ``allow_pickle`` is set; or a GGUF file.
       out: the folder to create.
       dtype: ``float32`` or ``bfloat16``. None takes the narrower of the two that holds every tensor exactly, so that
         nothing is rounded without being asked for: float16 weights become float32. Weights that are dequantised
@@ -176,6 +177,10 @@ def _require_runs_in_transformers(source: HuggingFaceModel):
         raise Refusal(
             f"{where}: --verify logits compares with transformers, which has no model for the {source.layout.label}; ask "
             "for shapes"
+        )
+    if isinstance(source.folder, MemoryFolder):
+        raise Refusal(
+            f"{where}: --verify logits compares with transformers on a Hugging Face folder, and this is GGUF; ask for shapes"
         )
     if source.layout.holds_scales:
         raise Refusal(

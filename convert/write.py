@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +15,14 @@ from convert.kv_cache_entry import cache_entry
 from convert.manifest import write_manifest
 from convert.quantize import lazy_params
 from jspec.checkpoints.converted.manifest import CACHE, PARAMS
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.json_files import limit_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import read_fields
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.layouts import stored
 from jspec.checkpoints.quantized.cache_scheme import cache_scheme
-from jspec.checkpoints.tokenizer import FILES
+from jspec.checkpoints.tokenizer import FILES, MAX_TEXT_BYTES
 from jspec.config import ModelConfig
 
 COPIED = ("config.json", "generation_config.json", *FILES)
@@ -38,10 +40,7 @@ def write_folder(source: HuggingFaceModel, folder: Path, dtype: str, progress: b
     """
     cache, cache_notes = _cache(source)
     params = lazy_params(source, dtype)
-    copied = {name: source.folder.path(name) for name in COPIED if source.folder.has(name)}
-    for name in copied:
-        if name.endswith(".json"):
-            source.folder.json(name)  # raises a Refusal if the file is damaged
+    copied = copied_files(source.folder)
     _require_space(folder, params, copied.values())
     nonfinite: list[str] = []
     with tqdm(total=len(params), unit="param", disable=None if progress else True) as bar:
@@ -55,17 +54,31 @@ def write_folder(source: HuggingFaceModel, folder: Path, dtype: str, progress: b
 
         watched = {n: dataclasses.replace(a, make=functools.partial(make, n, a)) for n, a in params.items()}
         save_params(folder / PARAMS, watched)
-    for name, path in copied.items():
-        shutil.copyfile(path, folder / name)
+    for name, content in copied.items():
+        (folder / name).write_bytes(content)
     write_manifest(folder, _description(source, dtype) | cache)
     return cache_notes + [f"NaN or infinity in {', '.join(nonfinite)}, kept as found"] * bool(nonfinite)
 
 
-def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collection[Path]):
+def copied_files(folder: Folder, names: Sequence[str] = COPIED) -> dict[str, bytes]:
+    """Name -> content of those of ``names`` that a folder has.
+
+    Raises:
+      Refusal: a file is damaged or too large.
+    """
+    copied = {}
+    for name in filter(folder.has, names):
+        if name.endswith(".json"):
+            folder.json(name)  # raises a Refusal if the file is damaged
+        copied[name] = folder.read(name, limit_of(name) if name.endswith(".json") else MAX_TEXT_BYTES)
+    return copied
+
+
+def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collection[bytes]):
     """Raise a ``Refusal`` unless the disk of ``folder`` has room for everything that a conversion writes."""
     block = os.statvfs(folder).f_frsize
     need = bytes_on_disk(params, block)
-    need += sum(whole_blocks(path.stat().st_size, block) for path in copied)
+    need += sum(whole_blocks(len(content), block) for content in copied)
     need += whole_blocks(MANIFEST_BYTES * (sum(1 + array.files for array in params.values()) + len(copied) + 1), block)
     free = shutil.disk_usage(folder).free
     if need > free:

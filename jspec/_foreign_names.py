@@ -3,7 +3,7 @@
 _PARALLEL = "an engine runs on the GPUs of tensor_parallel; run one engine for each replica (docs/guides/ray.md)"
 _BEAMS = "jspec samples and has no beam search; leave it out"
 _N = "it is n, the number of completions; jspec ranks none of them"
-_DRAFT = "it is draft of jspec.load(): a checkpoint folder, 'ngram' or 'mtp'"
+_DRAFT = "it is draft of jspec.load(): a checkpoint folder, a GGUF file, 'ngram' or 'mtp'"
 _MAX_LEN = "it is max_len of jspec.load(), the longest prompt plus completion"
 
 # Name -> end of the sentence "jspec.generate() has no argument ...: ..." that names the replacement.
@@ -59,6 +59,7 @@ FOREIGN_NAMES = {
     "trust_remote_code": "jspec never runs code from a checkpoint",
     "enforce_eager": "jspec always compiles; leave it out",
     "revision": "it stands behind the name of a model: org/name@revision",
+    "gguf_file": "give the file as target, or org/name:Q4_K_M for one on the hub",
     "download_dir": "downloads go into the hub's local cache, whose folder the variable HF_HOME names",
     "tokenizer": "the tokenizer is read from the target's folder",
     "speculative_model": _DRAFT,

@@ -70,13 +70,13 @@ def load(
         print(llm.generate("def main(", temperature=0, max_tokens=64).text)
 
     Args:
-      target: a checkpoint folder, either converted by ``jspec-convert`` or in Hugging Face's layout, or the name of a model
-        on the Hugging Face hub, ``"org/name"`` or ``"org/name@revision"``. Without ``draft`` it may also be a draft head in
-        the ``speculators`` format, which names its target. ``jspec.InMemory`` is a model, or a draft, whose weights are
-        arrays and no files.
-      draft: a checkpoint folder or a name on the hub, ``"ngram"``, ``"mtp"`` for the multi-token prediction layers in the
-        target's own checkpoint, or None for plain decoding. The drafting method follows from what a checkpoint is: a
-        smaller model with the same vocabulary, a PARD model, an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa draft head, or
+      target: a checkpoint folder, either converted by ``jspec-convert`` or in Hugging Face's layout; a GGUF file; or the
+        name of a model on the Hugging Face hub, ``"org/name"`` or ``"org/name@revision"``, either with ``":Q4_K_M"``
+        behind it for one of its GGUF files. Without ``draft`` it may also be a draft head in the ``speculators`` format,
+        which names its target. ``jspec.InMemory`` is a model, or a draft, whose weights are arrays and no files.
+      draft: a checkpoint folder, a GGUF file or a name on the hub, ``"ngram"``, ``"mtp"`` for the multi-token prediction
+        layers in the target's own checkpoint, or None for plain decoding. The drafting method follows from what a checkpoint
+        is: a smaller model with the same vocabulary, a PARD model, an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa draft head, or
         layers for multi-token prediction.
       speculation: how many drafts a round makes, how they are drawn and how they are verified. None takes the fields of
         ``Speculation`` among ``options``. With ``num_draft_tokens=0`` the draft is not loaded, and the model decodes

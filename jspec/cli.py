@@ -109,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
         "doctor",
         help="why few drafts are accepted, whether a target computes what transformers does, whether a seed means one text",
     )
-    doctor.add_argument("--target", help="checkpoint folder, or a name on the hub; with --url the name of a model")
+    doctor.add_argument(
+        "--target", help="checkpoint folder, GGUF file, or a name on the hub; with --url the name of a model"
+    )
     doctor.add_argument("--draft", help="the same of a draft model or a draft head; or mtp. Needed without --reference")
     add_download_option(doctor)
     doctor.add_argument(
@@ -122,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--reference",
         metavar="PATH",
-        help="compare the target with transformers on this original checkpoint, a folder or a name on the hub: logits, "
-        "greedy texts and where they first differ",
+        help="compare the target with transformers on this original checkpoint, a folder (no GGUF) or a name on the hub: "
+        "logits, greedy texts and where they first differ",
     )
     doctor.add_argument(
         "--draft-reference",
@@ -160,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (demo, generate, chat):
         command.add_argument(
             "--draft",
-            help="checkpoint folder, name on the hub, ngram or mtp; for the demo also a name beside its target",
+            help="checkpoint folder, GGUF file, name on the hub, ngram or mtp; for the demo also a name beside its target",
         )
         command.add_argument("--temperature", type=float, default=command.get_default("temperature"))
         command.add_argument("--top-p", type=float, default=command.get_default("top_p"))

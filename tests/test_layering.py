@@ -62,7 +62,8 @@ KNOWS = {
 # "." is what lies beside the folders.
 INSIDE = {
     "checkpoints": {
-        ".": {"converted", "files", "huggingface", "layouts", "quantized", "tensors"},
+        ".": {"converted", "files", "gguf", "huggingface", "layouts", "quantized", "tensors"},
+        "gguf": {"converted", "files", "huggingface", "layouts", "quantized", "tensors"},
         "converted": {"files", "huggingface", "layouts", "quantized", "tensors"},
         "layouts": {"files", "huggingface", "quantized", "tensors"},
         "huggingface": {"files", "quantized", "tensors"},

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import statistics
 import time
 from typing import Any
@@ -29,7 +30,7 @@ from benchmarks.rounds.programs import (
 from benchmarks.rounds.prompts import Reading, reading_floor, reading_program
 from benchmarks.shapes import Pair, head_for
 from jspec.config import ModelConfig, Shards
-from jspec.config.model_fields import PLAIN_HEAD
+from jspec.config.model_fields import HEAD, PLAIN_HEAD
 from jspec.engine.round_log import RoundLog
 from jspec.engine.runner.state import LIVE
 from jspec.models.params import DTYPES
@@ -37,6 +38,7 @@ from jspec.models.sharding import mesh_of, on_every_device
 from jspec.pallas.collectives.peers import room_for
 from jspec.pallas.collectives.workspace import Exchange, Workspace, are_lost
 from jspec.pallas.dispatch import wants_one_order
+from jspec.quantization.formats import format_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Timed:
 MIXED = {
     "fp8+nvfp4": ("nvfp4", "fp8", ("attention.qkv", "attention.out")),
     "int4+scaled": ("int4_128_float16", "int4_128_float16_scaled", ("attention.out", "mlp.down")),
+    "q4_k_m": ("int4_32_levels_offsets", "int6_16_levels", ("attention.values", "mlp.down")),
 }
 _AS_PUBLISHED = ("fp8_block", "int4_128_float16", "mxfp8", "nf4_64", "nvfp4")  # whose output heads are not quantised
 
@@ -75,9 +78,19 @@ def stored_as(config: ModelConfig, quantization: str | None) -> ModelConfig:
     if quantization == "int4":
         return config.with_quantization(quantization)
     most, some, ends = MIXED.get(quantization or "", (quantization, None, ()))
-    others = tuple((f"layers.{layer}.{end}", some) for layer in range(config.num_layers) for end in ends)
-    head = PLAIN_HEAD if most in _AS_PUBLISHED else ()
+    layers, head = range(config.num_layers), PLAIN_HEAD if most in _AS_PUBLISHED else ()
+    if quantization == "q4_k_m":
+        layers, head = [layer for layer in layers if _has_more_bits(layer, config.num_layers)], ((HEAD, some),)
+    others = tuple((f"layers.{layer}.{end}", some) for layer in layers for end in ends)
+    if config.latent is not None and (form := format_of(most)) is not None and not form.serves_latents:
+        maps = itertools.product(range(config.num_layers), ("keys", "values"))
+        others = (*others, *((f"layers.{layer}.attention.{name}", None) for layer, name in maps))
     return dataclasses.replace(config, quantization=most, other_formats=(*others, *head))
+
+
+def _has_more_bits(layer: int, layers: int) -> bool:
+    """Whether llama.cpp gives values and down maps of a layer six bits in a file of Q4_K_M."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
 class Bench:

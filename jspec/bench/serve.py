@@ -76,10 +76,10 @@ def _tokenizer(args: argparse.Namespace, model: str) -> tuple[str | None, Tokeni
     name = args.tokenizer or (model if args.dataset_name in COUNTED else None)
     if name is None:
         return None, None
-    from jspec.checkpoints.tokenizer import load_tokenizer  # here, because transformers takes seconds
+    from jspec.checkpoints.checkpoint import Checkpoint  # here, because transformers takes seconds
 
     try:
-        tokenizer = load_tokenizer(checkpoint_folder(name))
+        tokenizer = Checkpoint.open(checkpoint_folder(name)).tokenizer
     except ValueError as error:
         raise ValueError(f"tokenizer={name!r}: expected --tokenizer with a checkpoint folder ({error})") from None
     require(tokenizer is not None, "tokenizer", name, "a checkpoint folder that has a tokenizer")

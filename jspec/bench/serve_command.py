@@ -16,9 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument("--port", type=int, default=8000, help="%(default)s")
     parser.add_argument("--endpoint", metavar="PATH", help="/v1/completions, or /v1/chat/completions for openai-chat")
     parser.add_argument("--header", nargs="*", default=[], metavar="KEY=VALUE", help="further headers of HTTP")
-    parser.add_argument("--model", help="name, or checkpoint folder; the first model that the server lists")
+    parser.add_argument("--model", help="name, checkpoint folder or GGUF file; the first model that the server lists")
     parser.add_argument("--served-model-name", help="what the server calls the model; as --model")
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="checkpoint folder, to count tokens with; as --model")
+    parser.add_argument(
+        "--tokenizer", metavar="FOLDER", help="checkpoint folder or GGUF file, to count tokens with; as --model"
+    )
     parser.add_argument("--ready-check-timeout-sec", type=float, default=0.0, help="seconds to wait for the server; 0")
     add_dataset_options(parser)
     _add_load(parser)

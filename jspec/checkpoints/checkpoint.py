@@ -1,5 +1,6 @@
 """``Checkpoint``: a checkpoint folder, from Hugging Face or converted, that is opened once."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES, Tensor
+from jspec.checkpoints.gguf.folder import GGUFFolder, gguf_in
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields, stored_quantization
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.huggingface.weights import read_headers
@@ -52,11 +54,13 @@ class Checkpoint:
     def open(
         cls, path: str | os.PathLike, options: HeadOptions = NO_OPTIONS, allow_pickle: bool = False
     ) -> "Checkpoint":
-        """The checkpoint in the folder ``path``; the other arguments are those of the class.
+        """The checkpoint in the folder ``path``, or in the GGUF file; the other arguments are those of the class.
 
         Raises:
-          Refusal: ``path`` is no folder.
+          Refusal: ``path`` is neither, or a folder with several GGUF files, or one that cannot be read.
         """
+        if (gguf := gguf_in(path)) is not None:
+            return cls(GGUFFolder(gguf, str(path)), options)
         return cls(Folder(path, digests={} if is_converted(path) else None), options, allow_pickle)
 
     def with_options(self, options: HeadOptions) -> "Checkpoint":
@@ -135,7 +139,7 @@ class Checkpoint:
         else:
             config = decoder_config(self.folder, self.fields)
             in_mxfp4 = config.experts is not None and config.experts.stored is not None
-            if in_mxfp4 or stored_quantization(self.fields) is not None:
+            if in_mxfp4 or isinstance(self.folder, GGUFFolder) or stored_quantization(self.fields) is not None:
                 config = self._of_files or config
         refuse_reduced(config, self.folder.given)
         return config
@@ -220,6 +224,7 @@ class Checkpoint:
     def hugging_face(self) -> HuggingFaceModel:
         """What a Hugging Face folder holds. Its tensors were not compared with its config yet."""
         layout = recognise(self.folder, self.fields, self._tensors, self.options)
+        layout = dataclasses.replace(layout, notes=(*self.folder.notes, *layout.notes))
         return HuggingFaceModel(self.folder, layout, self.target_name)
 
     @functools.cached_property
@@ -230,6 +235,8 @@ class Checkpoint:
 
     @functools.cached_property
     def _tensors(self) -> dict[str, Tensor]:
+        if isinstance(self.folder, GGUFFolder):
+            return self.folder.tensors
         return read_headers(self.folder, self.allow_pickle)
 
 

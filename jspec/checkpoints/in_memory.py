@@ -12,7 +12,7 @@ import numpy as np
 
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.folder import Folder, MemoryFolder
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import STORED_DTYPES, ArrayTensor, Tensor
@@ -71,7 +71,7 @@ class InMemory:
         """
         given = dict(self.weights), self.tokenizer
         if isinstance(self.config, Declared):
-            return _ParamsInMemory(_NoFolder({CONFIG: {}}), options, *given, self.config)
+            return _ParamsInMemory(MemoryFolder(WHERE, {CONFIG: dict}), options, *given, self.config)
         if isinstance(self.config, str | os.PathLike):
             return TensorsInMemory(Folder(self.config), options, *given)
         fields = self.config
@@ -79,24 +79,7 @@ class InMemory:
             fields = json.loads(fields.to_json_string())
         known = "the fields of config.json, a config of transformers or of jspec, or a folder with config.json"
         require(isinstance(fields, Mapping), "config", fields, known)
-        return TensorsInMemory(_NoFolder({CONFIG: dict(fields)}), options, *given)
-
-
-class _NoFolder(Folder):
-    """JSON files that are in memory, in the place of a folder that has no others."""
-
-    def __init__(self, files: dict[str, dict]):
-        self.given, self.digests, self.root = WHERE, None, Path(WHERE)
-        self._parsed = files
-
-    def names(self) -> list[str]:
-        return sorted(self._parsed)
-
-    def has(self, name: str) -> bool:
-        return name in self._parsed
-
-    def read(self, name: str, most: int) -> bytes:
-        raise Refusal(f"{WHERE}: holds no file {name!r}")
+        return TensorsInMemory(MemoryFolder(WHERE, {CONFIG: lambda: dict(fields)}), options, *given)
 
 
 class TensorsInMemory(Checkpoint):

@@ -11,6 +11,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.json_files import limit_of, reason_of, require_depth
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tiktoken import refuse_tiktoken
+from jspec.checkpoints.gguf.vocabulary import GGUF
 from jspec.text.detokenizer import Tokenizer
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a folder with a tokenizer has one of these
@@ -83,7 +84,9 @@ def _contents(folder: Folder) -> Iterator[tuple[str, bytes]]:
         if is_json:
             require_depth(content, f"{folder.given}/{name}")
         yield name, content
-    if folder.has("config.json"):
+    # Of some models, transformers would replace the rule by which the file says that texts are cut.
+    from_gguf = folder.has(SETTINGS) and folder.json(SETTINGS).get(GGUF)
+    if folder.has("config.json") and not from_gguf:
         raw = folder.json("config.json")
         texts = {key: raw[key] for key in MODEL_KEYS if isinstance(raw.get(key), str)}
         yield "config.json", json.dumps(texts).encode()

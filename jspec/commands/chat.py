@@ -21,7 +21,10 @@ HELP = "Ctrl-C stops a response, /reset clears the conversation, Ctrl-D or /exit
 
 def add_arguments(parser: argparse.ArgumentParser):
     """Declare the arguments, except those that ``jspec demo`` has too; ``cli`` declares these."""
-    parser.add_argument("target", help="checkpoint folder of a chat model, or its name on the hub")
+    parser.add_argument(
+        "target",
+        help="checkpoint folder or GGUF file of a chat model, or its name on the hub, org/name[@revision][:Q4_K_M]",
+    )
     parser.add_argument("--tools", metavar="FILE", help="JSON: a list of tools that the model may call, as for OpenAI")
     parser.add_argument("--plain", action="store_true", help="no colours for accepted drafts")
     generate.add_template_arguments(parser)

@@ -25,7 +25,9 @@ SHOWN = 60  # how many characters of a prompt are printed above its completion
 
 def add_arguments(parser: argparse.ArgumentParser):
     """Declare the arguments, except those that ``jspec demo`` has too; ``cli`` declares these."""
-    parser.add_argument("target", help="checkpoint folder, or the name of a model on the hub, org/name[@revision]")
+    parser.add_argument(
+        "target", help="checkpoint folder, GGUF file, or the name of a model on the hub, org/name[@revision][:Q4_K_M]"
+    )
     parser.add_argument(
         "prompts", nargs="*", metavar="prompt", help="text to complete; - reads one prompt from standard input"
     )

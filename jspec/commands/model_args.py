@@ -107,7 +107,9 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
       parser: of a command.
       max_num_seqs: the default of that option; None where the command computes one.
     """
-    parser.add_argument("target", help="checkpoint folder, or the name of a model on the hub, org/name[@revision]")
+    parser.add_argument(
+        "target", help="checkpoint folder, GGUF file, or the name of a model on the hub, org/name[@revision][:Q4_K_M]"
+    )
     add_download_option(parser)
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument(
@@ -175,7 +177,7 @@ def add_shard_options(parser: argparse.ArgumentParser):
 def add_speculation_options(parser: argparse.ArgumentParser):
     """Declare the options of speculation."""
     group = parser.add_argument_group("speculation")
-    group.add_argument("--draft", help="checkpoint folder, the name of a model on the hub, mtp, or ngram")
+    group.add_argument("--draft", help="checkpoint folder, GGUF file, the name of a model on the hub, mtp, or ngram")
     group.add_argument(
         "--num-speculative-tokens", type=draft_count_of, metavar="K", help="drafts of a round, or auto; 4"
     )
@@ -294,7 +296,7 @@ def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
 
 
 def checkpoint_folder(name: str) -> str:
-    """The folder of a checkpoint: ``name`` itself, or that of the model of this name in the local hub cache.
+    """The folder of a checkpoint, or the GGUF file: ``name`` itself, or the model of this name in the local hub cache.
 
     Nothing is downloaded, and the weights need not be there.
 
@@ -303,11 +305,13 @@ def checkpoint_folder(name: str) -> str:
     """
     if os.path.exists(name):
         return name
-    from jspec.hub.cache import cached_folder
+    from jspec.hub.cache import cached_folder, snapshot_of
     from jspec.hub.names import repository_of
 
     repository = repository_of(name)
     folder = None if repository is None else cached_folder(repository)
+    if repository is not None and repository.file is not None:
+        folder = found.place if (found := snapshot_of(repository)) is not None else None
     if folder is None:
         raise ValueError(
             f"{name!r} is no folder, and the local hub cache has no such model: expected a checkpoint folder, or run "

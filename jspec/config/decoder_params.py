@@ -253,7 +253,7 @@ class _LayersAlike:
             yield from self._plain_map(f"{ours}shared_gate", {names.shared_gate: ONE}, EMBED)
         if names.stacked_maps is not None:
             stacked = [prefix + name for name in names.stacked_maps]
-            yield from _stacked_maps(experts, stacked, self.copies, of_experts(self.config.quantization))
+            yield from _stacked_maps(self.config, experts, stacked, self.copies)
             return
         gate, up, down = names.expert_maps
         if experts.shared_width:
@@ -283,17 +283,15 @@ def by_quantization(config: ModelFields, name: str, copies: Copies) -> Iterator[
     yield from ((quantization, tuple(group)) for quantization, group in groups.items())
 
 
-def _stacked_maps(
-    experts: Experts, tensors: Sequence[str], copies: Copies, quantization: str | None
-) -> Iterator[Parameter]:
+def _stacked_maps(config: ModelFields, experts: Experts, tensors: Sequence[str], copies: Copies) -> Iterator[Parameter]:
     """The maps of all experts from two stacked ``tensors`` of the checkpoint: gate and up, and down."""
     maps = ("gate_up", GATE_UPS, EMBED, "Dp"), ("down", DOWNS, EXPERT_MLP, "Fp")
     for (name, outputs, inputs, pairs), tensor in zip(maps, tensors, strict=True):
         ours = f"layers.{{}}.mlp.{name}"
         if experts.stored is None:
-            yield dataclasses.replace(
-                matrix(f"{ours}.weight", tensor, outputs, inputs, copies), quantization=quantization
-            )
+            for stored, group in by_quantization(config, ours, copies):
+                weight = matrix(f"{ours}.weight", tensor, outputs, inputs, group)
+                yield dataclasses.replace(weight, quantization=of_experts(stored))
         else:
             in_pairs = Axis(pairs, inputs.name)
             weight = matrix(f"{ours}.weight", f"{tensor}_blocks", in_pairs, outputs, copies)
@@ -307,13 +305,13 @@ def _stacked_maps(
 def language_model(config: ModelFields) -> tuple[Parameter, ...]:
     """The parameters of a causal language model.
 
-    A tied embedding is also the output head and is quantised if that is. An embedding that is not tied is never quantised.
+    A tied embedding is also the output head and is quantised if that is.
     """
     tied, names = config.tie_embeddings, names_of(config.architecture)
     start, full_width = names.prefix, config.embedding_size is None
     width = EMBED if full_width else WORD_EMBED
     embedding = matrix("embedding", f"{start}{names.embedding}.weight", VOCAB, width)
-    parameters = [dataclasses.replace(embedding, quantization=config.head_quantization if tied else None)]
+    parameters = [dataclasses.replace(embedding, quantization=config.embedding_quantization)]
     if config.position_offset is not None:
         parameters.append(matrix("positions", f"{start}{names.positions}.weight", POSITIONS, EMBED))
     if not full_width:

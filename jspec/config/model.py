@@ -34,8 +34,9 @@ class ModelConfig(ModelFields):
         are.
       other_formats: (name of a linear map, its format) for those that are stored otherwise, with None in place of the
         format of one that is not quantised: ``(("layers.3.mlp.down", "int8"), ("head", None))``. ``head`` is the output
-        head, with an embedding that is tied to it. ``layers.3.attention.values`` makes the values of a layer a map of
-        their own, which are else in one with queries and keys, ``layers.3.attention.qkv``.
+        head, with an embedding that is tied to it, and ``embedding`` one that is not, which is quantised only if it is
+        listed. ``layers.3.attention.values`` makes the values of a layer a map of their own, which are else in one with
+        queries and keys, ``layers.3.attention.qkv``.
       layer_ropes: one rotary embedding for each layer, or None for a layer that does not rotate; ``()`` if ``rope`` is
         that of all layers.
       position_offset: None, or that a learned vector is added to the embedding of each token, row ``p + position_offset``

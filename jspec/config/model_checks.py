@@ -6,7 +6,7 @@ from jspec._validation import FieldChecks, is_int, is_number, require
 from jspec.config.delta_net import DeltaNets
 from jspec.config.layer import LAYER_NORMS, LayerConfig
 from jspec.config.mla import Latent
-from jspec.config.model_fields import ModelFields
+from jspec.config.model_fields import EMBEDDING, HEAD, ModelFields
 from jspec.config.moe import Experts
 from jspec.config.rope import Rope
 from jspec.config.tensor_names import names_of
@@ -79,9 +79,14 @@ def _require_other_formats(config: ModelFields, check: FieldChecks):
     check.require(name, known, f"pairs: a linear map, and None or one of {', '.join(STORED_QUANTIZATIONS)}")
     quantized = config.quantization is not None or all(form is None for _, form in others)
     check.require(name, quantized, "no format without quantization, which is that of most maps")
-    form = format_of(config.head_quantization)
-    fits = form is None or form.serves_head(config.tie_embeddings)
-    require(fits, "the format of 'head'", config.head_quantization, "another one, or None in other_formats")
+    formats = {
+        HEAD: (config.head_quantization, config.tie_embeddings),
+        EMBEDDING: (config.embedding_quantization, True),
+    }
+    for part, (quantization, looked_up) in formats.items():
+        form = format_of(quantization)
+        fits = form is None or form.serves_head(looked_up)
+        require(fits, f"the format of {part!r}", quantization, "another one, or None in other_formats")
 
 
 def _require_choices(config: ModelFields, check: FieldChecks):

@@ -14,6 +14,7 @@ from jspec.config.rope import Rope
 
 PLAIN_ROPE = Rope()
 HEAD = "head"  # the name of the output head among linear maps, and of an embedding that is tied to it
+EMBEDDING = "embedding"  # which is quantised with a tied output head, or if ``other_formats`` names it
 PLAIN_HEAD = ((HEAD, None),)  # ``other_formats`` of a model of which the output head alone is not quantised
 
 
@@ -114,6 +115,11 @@ class ModelFields(Declared):
     def head_quantization(self) -> str | None:
         """The format in which the output head is stored, and with it a tied embedding; None if they are not quantised."""
         return self.quantization_of(HEAD)
+
+    @property
+    def embedding_quantization(self) -> str | None:
+        """The format in which the embedding is stored: that of a tied output head, or its own in ``other_formats``."""
+        return self.head_quantization if self.tie_embeddings else self._other_formats.get(EMBEDDING)
 
     def quantization_of(self, name: str) -> str | None:
         """The format in which the linear map ``name`` is stored; None if it is not quantised."""

@@ -11,6 +11,7 @@ from rich.table import Table
 
 import jspec
 from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.json_files import MAX_BYTES
 from jspec.doctor.comparison import Comparison
 from jspec.doctor.diagnosis import Diagnosis
 from jspec.doctor.exact import Exactness
@@ -152,11 +153,11 @@ def _acceptance(stats: Stats) -> str:
 
 def _checkpoint(folder: Folder) -> str:
     """Class, revision and digest of a checkpoint's config.json."""
-    path = folder.path("config.json")
+    content = folder.read("config.json", MAX_BYTES)
     names = folder.json("config.json").get("architectures")
     revision = "" if folder.revision is None else f", commit {folder.revision[:12]}"
     listed = ", ".join(map(str, names)) if isinstance(names, list) else "no architectures"
-    return f"{listed}, config.json {hashlib.sha256(path.read_bytes()).hexdigest()}{revision}"
+    return f"{listed}, config.json {hashlib.sha256(content).hexdigest()}{revision}"
 
 
 def _version(package: str) -> str:

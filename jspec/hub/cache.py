@@ -10,9 +10,10 @@ from pathlib import Path
 
 from jspec.checkpoints.converted.manifest import is_converted
 from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.gguf.names import called
 from jspec.checkpoints.huggingface.weights import INDEX, MEDUSA, PICKLE_INDEX, SINGLE
 from jspec.hub.names import COMMIT, Repository
-from jspec.hub.selection import CONFIG, NEEDED, pickles_among, shard_names
+from jspec.hub.selection import CONFIG, NEEDED, gguf_of, pickles_among, shard_names
 
 
 def storage(repository: Repository) -> Path:
@@ -40,10 +41,17 @@ class Snapshot:
     Attributes:
       folder: where it is.
       missing: a file that it lacks, so that a download of it did not come to its end; None if it is whole.
+      gguf: the name in it of the GGUF file that is meant; None if its other weights are.
     """
 
     folder: Path
     missing: str | None
+    gguf: str | None = None
+
+    @property
+    def place(self) -> Path:
+        """The checkpoint: the folder, or the GGUF file."""
+        return self.folder if self.gguf is None else self.folder / self.gguf
 
 
 def snapshot_of(repository: Repository) -> Snapshot | None:
@@ -53,6 +61,12 @@ def snapshot_of(repository: Repository) -> Snapshot | None:
     program began, huggingface_hub knows which files there should be.
     """
     folder = cached_folder(repository)
+    if folder is not None and repository.file is not None:
+        names = names_in(folder)
+        if not called(names, repository.file):
+            return None
+        parts = gguf_of(repository, names)
+        return Snapshot(folder, next((name for name in parts if name not in names), None), parts[0])
     if folder is None or is_converted(folder):  # whose manifest is compared with its files whenever it is loaded
         return folder and Snapshot(folder, None)
     return Snapshot(folder, _missing_weights(folder) or _missing_beside(repository, folder))
@@ -63,6 +77,11 @@ def cached_folder(repository: Repository) -> Path | None:
     commit = cached_commit(repository)
     folder = storage(repository) / "snapshots" / str(commit)
     return folder if commit is not None and folder.is_dir() else None
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of all files of a snapshot, with ``/`` between their parts."""
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
 def _missing_weights(path: Path) -> str | None:

@@ -1,17 +1,20 @@
 """Which files of a repository jspec reads: no copies in other formats, no pictures, no code."""
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
 from jspec.checkpoints.converted.manifest import NAME as MANIFEST
 from jspec.checkpoints.converted.manifest import PARAMS, UNREAD
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.gguf.names import called, holds_gguf_alone, parts_of, tags_of
 from jspec.checkpoints.huggingface.older_files import FILES as OLDER_FILES
 from jspec.checkpoints.huggingface.weights import INDEX, MEDUSA, PICKLE_INDEX, PICKLE_NAMES, PICKLE_SUFFIXES, SINGLE
 from jspec.checkpoints.layouts.block_settings import MASK_EMBEDDING
 from jspec.checkpoints.quantized.model_optimizer import FILE as MODEL_OPTIMIZER
 from jspec.checkpoints.tokenizer import FILES
 from jspec.hub.listing import Listing, RemoteFile
+from jspec.hub.names import Repository
 
 CONFIG = "config.json"
 NEEDED = (CONFIG, "generation_config.json", *FILES)  # what belongs to a checkpoint, as far as its repository has it
@@ -21,7 +24,8 @@ _OTHER_COPIES = ("consolidated", "adapter_model")  # how names of safetensors fi
 
 
 def first_files(listing: Listing, allow_pickle: bool = False) -> list[RemoteFile]:
-    """What is read beside the weights, the index of the weights too. Of a converted folder, all files.
+    """What is read beside the weights, the index of the weights too. Of a converted folder, all files; of GGUF, which say
+    all by themselves, the parts of the one that is meant.
 
     Args:
       listing: the files of the repository.
@@ -30,14 +34,21 @@ def first_files(listing: Listing, allow_pickle: bool = False) -> list[RemoteFile
     Raises:
       Refusal: the repository has no checkpoint that could be read; nothing needs to be downloaded to say so.
     """
-    repository = listing.repository
+    repository, files = listing.repository, {file.name: file for file in listing.files}
+    names = list(files)
+    if repository.file is not None:
+        parts = gguf_of(repository, names)
+        if (absent := next((part for part in parts if part not in files), None)) is not None:
+            raise Refusal(f"{repository}: lists no file {absent!r}, a part of the model; its upload may be unfinished")
+        return [files[part] for part in parts]
     if _is_converted(listing):
         unread = (*UNREAD, ".")
         return [file for file in listing.files if "/" in file.name or not file.name.startswith(unread)]
+    if holds_gguf_alone(names):
+        raise Refusal(which_gguf(repository, names))
     if listing.named(CONFIG) is None:
-        also = "; jspec reads no GGUF, so give the repository that it was made from"
-        gguf = any(file.name.endswith(".gguf") for file in listing.files)
-        raise Refusal(f"{repository}: holds no {CONFIG}, so it is no checkpoint that jspec reads{also * gguf}")
+        also = f"; {which_gguf(repository, names)}" if tags_of(names) else ""
+        raise Refusal(f"{repository}: holds no {CONFIG}, so it is no checkpoint that jspec reads{also}")
     kept = _weights(listing, allow_pickle)  # raises where there are none
     left_out = PICKLE_INDEX if any(file.name.endswith(".safetensors") for file in kept) else INDEX
     if listing.named(SINGLE) is not None:
@@ -46,8 +57,35 @@ def first_files(listing: Listing, allow_pickle: bool = False) -> list[RemoteFile
 
 
 def weight_files(listing: Listing, allow_pickle: bool = False) -> list[RemoteFile]:
-    """The weights, of shards the most that they can be: the index may name fewer. () of a converted folder."""
-    return [] if _is_converted(listing) else _weights(listing, allow_pickle)
+    """The weights that ``first_files`` leaves out, of shards the most that they can be: the index may name fewer."""
+    is_first = listing.repository.file is not None or _is_converted(listing)
+    return [] if is_first else _weights(listing, allow_pickle)
+
+
+def gguf_of(repository: Repository, names: Sequence[str]) -> list[str]:
+    """The names, among ``names``, of the parts of the GGUF file that a repository was asked for, the first one first.
+
+    Raises:
+      Refusal: none is called so, or several are.
+    """
+    models = called(names, repository.file or "")
+    if not models:
+        whole = dataclasses.replace(repository, file=None)
+        raise Refusal(f"{repository}: no GGUF file is called so; {which_gguf(whole, names)}")
+    if len(models) > 1:
+        raise Refusal(
+            f"{repository}: {len(models)} GGUF files are called so; give the name of one: {', '.join(models)}"
+        )
+    return parts_of(models[0])
+
+
+def which_gguf(repository: Repository, names: Sequence[str]) -> str:
+    """One sentence on the GGUF files among ``names``, for somebody who has not chosen one."""
+    tags = tags_of(names)
+    if not tags:
+        return f"{repository} holds no GGUF file of a language model"
+    listed = ", ".join(tags)
+    return f"{repository} holds GGUF files: give one behind a colon, as {repository}:{tags[0]}; there are {listed}"
 
 
 def shards_in_use(listing: Listing, weights: Sequence[RemoteFile], folder: Folder) -> list[RemoteFile]:

@@ -34,7 +34,7 @@ class Plan:
 
     Attributes:
       listing: the repository's files.
-      first: those that are needed beside the weights, and come before them.
+      first: those that are needed beside the weights, and come before them; or the parts of a GGUF file.
       weights: the weights; of shards the most that they can be.
     """
 
@@ -65,7 +65,7 @@ class Plan:
 
 
 def download(plan: Plan) -> Path:
-    """Download what the local cache lacks; returns the snapshot's folder.
+    """Download what the local cache lacks; returns the snapshot's folder, or the GGUF file in it that is meant.
 
     Processes that download the same repository take turns.
 
@@ -85,7 +85,7 @@ def download(plan: Plan) -> Path:
             weights = shards_in_use(listing, plan.weights, Folder(folder)) if plan.weights else []
             _fetch(listing, weights)
             write_reference(listing.repository, listing.commit)
-    return folder
+    return folder if listing.repository.file is None else folder / plan.first[0].name
 
 
 def _stored(blobs: Path, file: RemoteFile) -> int:

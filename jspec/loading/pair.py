@@ -1,4 +1,4 @@
-"""``open_pair``: the checkpoints of a target and of its draft, from folders or names on the hub."""
+"""``open_pair``: the checkpoints of a target and of its draft, from folders, GGUF files or names on the hub."""
 
 import dataclasses
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 from jspec._validation import is_one_of
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.files.refusal import refuse_gguf
+from jspec.checkpoints.gguf.names import is_gguf
 from jspec.checkpoints.in_memory import InMemory
 from jspec.checkpoints.layouts.options import NO_OPTIONS, HeadOptions
 from jspec.config import ModelConfig
@@ -101,14 +101,15 @@ def _folders(given: Mapping[str, Any], download: bool | None) -> dict[str, pathl
     for what, path in given.items():
         if not isinstance(path, str | os.PathLike):
             also = f", {', '.join(map(repr, chosen_by_name()))} or None" if what == "draft" else ""
-            raise ValueError(f"{what}={path!r}: expected the path of a checkpoint folder, jspec.InMemory{also}")
-        folder, name = pathlib.Path(path), str(path)
-        if folder.is_file():
-            refuse_gguf([name])
-            raise ValueError(f"{what}={name!r} is a file: expected the checkpoint folder that it is in")
-        if not folder.is_dir() and not is_hub_name(path):
             raise ValueError(
-                f"{what}={name!r}: expected a checkpoint folder, or the name of a model on the hub, org/name"
+                f"{what}={path!r}: expected the path of a checkpoint folder or a GGUF file, jspec.InMemory{also}"
+            )
+        folder, name = pathlib.Path(path), str(path)
+        if folder.is_file() and not is_gguf(name):
+            raise ValueError(f"{what}={name!r} is a file: expected the checkpoint folder that it is in, or a GGUF file")
+        if not folder.exists() and not is_hub_name(path):
+            raise ValueError(
+                f"{what}={name!r}: expected a checkpoint folder, a GGUF file, or the name of a model on the hub, org/name"
             )
         names.append(name)
     folders = map(pathlib.Path, local_checkpoints(names, download))

@@ -43,14 +43,14 @@ class Decoder(nnx.Module):
 
     Attributes:
       embedding: ``[V, D]``, or ``[V, We]`` with ``project_in`` and ``project_out``. A tied embedding is also the output
-        head and is quantised if that is. An embedding that is not tied is never quantised.
+        head and is quantised if that is.
       positions: ``[Pe, D]``, the vectors that are added to embeddings, by position. None with rotary embeddings.
       project_in, project_out: the linear maps from embeddings to the layers, and from these to the output head; or None.
       head: the output head, or its part for a draft vocabulary, which every shard has. None if the embedding is tied.
       layer_inputs: the table of per-layer inputs, and the projection of embeddings to them; None without them.
       draft_ids: as in ``jspec.models.heads.draft_vocabulary``, of a draft model with a reduced vocabulary; None of any
         other, and of every target.
-      embedding_form: how a tied embedding is stored; None for one that is not quantised.
+      embedding_form: how the embedding is stored; None for one that is not quantised.
       embedding_scale: one scale for each token, float32 ``[V]``, or those of its groups. None for an embedding that is
         not quantised.
       peers: the other GPUs, with which this one adds up and gathers; each program sets them as it begins. None leaves
@@ -77,7 +77,7 @@ class Decoder(nnx.Module):
         tied = config.tie_embeddings
         linear = functools.partial(Linear, dtype=dtype, rngs=rngs)
         projection = linear_maps(config, "", dtype=dtype, rngs=rngs)
-        self.embedding_form = format_of(config.head_quantization) if tied else None
+        self.embedding_form = format_of(config.embedding_quantization)
         params = random_params(rngs, (V, W or D), 0.02, dtype=dtype, form=self.embedding_form)
         self.embedding, self.embedding_scale = params.numbers, params.scale
         self.layers = nnx.List(

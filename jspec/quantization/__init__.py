@@ -1,7 +1,8 @@
 """Formats of stored weights: how numbers and scales are stored, and what they stand for.
 
 formats.py      the formats by their names, without an array library
-codes.py        codes of four or eight bits in groups: how they are packed, and what they stand for
+codes.py        codes of four to eight bits in groups: how they are packed, and what they stand for
+levels.py       scales of groups that are products of two numbers
 int4.py         rounds weights to codes of four bits in groups of 128 inputs
 fp8_block.py    rounds weights to numbers of eight bits in blocks of 128 x 128
 tables.py       tables of sixteen numbers that codes of four bits name: NF4 and FP4

@@ -1,17 +1,19 @@
-"""Codes of four or eight bits in groups: how they are stored, and what they stand for.
+"""Codes of four to six or of eight bits in groups: how they are stored, and what they stand for.
 
 Checkpoints of GPTQ, AWQ and compressed-tensors are kept so, and jspec's own ``int4`` is one of these formats
 (``jspec.quantization.formats``). An output channel has a code n for each input feature, 0 .. 15 in four bits and -128 .. 127
-in eight, and its inputs are in groups. A code stands for the number ``(n - zero) * scale`` of its group, exactly: the
-difference is an integer that bfloat16 holds. Products with x of bfloat16 round it and the scale to bfloat16, in four bits
-(``Weight.multiplied``); in eight, they multiply sums by the scale in float32.
+in eight, and its inputs are in groups. A code stands for the number ``(n - zero) * scale + offset`` of its group, exactly:
+the difference is an integer that bfloat16 holds. Of up to six bits, and of eight in small groups, products with x of
+bfloat16 round it and the scale to bfloat16 (``Weight.multiplied``); else they multiply sums by the scale in float32.
 
 | array | shape | |
 |---|---|---|
 | weight | uint8 ``[out, 64 blocks]`` | codes of four bits, packed by ``pack_codes``; a block is 128 inputs |
+| | uint8 ``[out, 80 blocks]`` or ``[out, 96 blocks]`` | codes of five or six bits, packed likewise |
 | | int8 ``[out, in]`` | codes of eight bits |
 | scale | ``[out, groups]`` | of float16, bfloat16 or float32; the zero of every group is 8, and 0 in eight bits |
-| | ``[out, groups, 2]`` | the scale of a group and its zero, an integer that each of these dtypes holds |
+| | ``[out, groups, 2]`` | the scale of a group and its zero, an integer that each of these dtypes holds, or its offset |
+| | uint32 ``[out, supers, words]`` | scales of two levels (``jspec.quantization.levels``) |
 
 A block has 64 bytes, 16 for each 32 inputs one after another, in an order in which a thread of Hopper's tensor cores reads
 at once what it multiplies at once. Of 16 inputs these multiply, thread q = 0 .. 3 of a line has inputs 2 q and 2 q + 1,
@@ -24,10 +26,15 @@ and 8 + 2 q and 9 + 2 q. Its four bytes of 32 inputs are
 | 2 | 1 + 2 q | 9 + 2 q |
 | 3 | 17 + 2 q | 25 + 2 q |
 
-so that four bits of a word and those 16 bits above them are neighbours, which a bfloat16 pair is made of. Nothing but
-``pack_codes``, ``in_input_order``, ``in_code_order`` and ``place_of`` knows which half of which byte is the code of which
-input."""
+so that four bits of a word and those 16 bits above them are neighbours, which a bfloat16 pair is made of.
 
+Of codes of five and six bits these are the lowest four. The others follow in a block, in words of 32 bits: of six, word q
+of the first four is that of thread q for the first 64 inputs, and word 4 + q for the other 64; of five, word q is that of
+thread q for all 128. Codes whose lowest bits are below bit 16 in their words have theirs below bit 16, one after the other.
+
+Nothing but the functions of this file and ``other_bits_of`` knows which bits of which byte are the code of which input."""
+
+import functools
 from typing import Any
 
 import jax
@@ -46,14 +53,67 @@ _AT_ONCE = 1 << 15  # words that are packed together, so that they stay in a CPU
 # The axes of the inputs of a block: 32 of them, 16 of these, 8 of these, a thread of the tensor cores, one of its pair.
 _INPUTS = 4, 2, 2, 4, 2
 _TO_BYTES = 0, 3, 4, 1, 2  # the same axes in the order of bytes, of which the last is the half
+SHARING = {5: 4, 6: 2}  # bits of a code -> how many words of a thread have those beyond four in one word
 
 
-def pack_codes(codes: np.ndarray) -> np.ndarray:
-    """Codes packed two in a byte: uint8 ``[..., in]`` -> uint8 ``[..., 64 blocks]``.
+def pack_codes(codes: np.ndarray, bits: int = 4) -> np.ndarray:
+    """Codes of so many bits, packed in blocks: uint8 ``[..., in]`` -> uint8 ``[..., 16 bits blocks]``.
 
     Where the inputs do not fill the last block, the missing codes are 8."""
     *before, inputs = codes.shape
-    return pack_words(words_of_codes(codes).reshape(-1, -(-inputs // 8)).T, inputs).reshape(*before, -1)
+    if missing := -inputs % BLOCK:
+        codes = np.pad(codes, [(0, 0)] * len(before) + [(0, missing)], constant_values=ZERO)
+    rows = np.ascontiguousarray(codes).reshape(-1, inputs + missing)
+    packed = np.empty((len(rows), rows.shape[1] // BLOCK, 16 * bits), STORED)
+    some = max(8 * _AT_ONCE // rows.shape[1], 1)
+    for start in range(0, len(rows), some):
+        # Pairs of neighbouring inputs, of 32 the second of which are 8 behind the first: [rows, blocks, 4, 4, 4 threads].
+        pairs = rows[start : start + some].view(np.uint16).reshape(-1, packed.shape[1], 4, 4, 4)
+        low, of_some = pairs & np.uint16(0x0F0F), packed[start : start + some].view(np.uint32)
+        first, second = (low[..., i, :] | low[..., i + 1, :] << 4 for i in (0, 2))
+        of_some[..., : HALF // 4] = _interleaved(first, second).reshape(*of_some.shape[:2], -1)
+        if bits > 4:
+            each, shared = bits - 4, SHARING[bits]
+            other = functools.reduce(np.bitwise_or, ((pairs[..., i, :] >> 4 & 0x0F0F) << each * i for i in range(4)))
+            parts = other.reshape(*of_some.shape[:2], -1, shared, 4)  # words that share one
+            first, second = (_joined(parts[..., i : i + shared // 2, :], 4 * each) for i in (0, shared // 2))
+            of_some[..., HALF // 4 :] = _interleaved(first, second).reshape(*of_some.shape[:2], -1)
+    return packed.reshape(*before, -1)
+
+
+def pack_halves(halves: np.ndarray, together: int) -> np.ndarray:
+    """What ``pack_codes`` makes of codes of four bits, of bytes of which each ``together``, 16 or 32, have as many codes in
+    their low halves, and those that follow in their high halves: uint8 ``[rows, n]`` -> uint8 ``[rows, 64 blocks]``."""
+    rows, size = halves.shape
+    packed = np.full((rows, num_groups(2 * size), HALF // 4), 0x11111111 * ZERO, np.uint32)
+    words = packed.reshape(rows, -1)[:, : size // 4]
+    some = max(4 * _AT_ONCE // size, 1)
+    for start in range(0, rows, some):
+        of_some = words[start : start + some]
+        pairs = (
+            np.ascontiguousarray(halves[start : start + some])
+            .view(np.uint16)
+            .reshape(len(of_some), -1, together // 8, 4)
+        )
+        low, high = pairs & np.uint16(0x0F0F), pairs >> 4 & np.uint16(0x0F0F)
+        parts = (low, high) if together == BLOCK // 4 else (np.concatenate([low, high], axis=-2),)
+        made = [
+            _interleaved(*(part[..., i, :] | part[..., i + 1, :] << 4 for i in (0, 2))) for part in parts
+        ]  # words of 32 inputs each
+        of_some[:] = np.stack(made, axis=2).reshape(of_some.shape)
+    return packed.view(STORED).reshape(rows, -1)
+
+
+def _joined(parts: np.ndarray, shift: int) -> np.ndarray:
+    """Bits of one or two words of a thread side by side in their bytes."""
+    return parts[..., 0, :] if parts.shape[-2] == 1 else parts[..., 0, :] | parts[..., 1, :] << shift
+
+
+def _interleaved(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Words whose bytes are those of two uint16 in turn."""
+    wide = (half.astype(np.uint32) for half in (first, second))
+    low, high = (half & np.uint32(0xFF) | (half & np.uint32(0xFF00)) << 8 for half in wide)
+    return low | high << 8
 
 
 def words_of_codes(codes: np.ndarray, bits: int = 4) -> np.ndarray:
@@ -104,11 +164,38 @@ def exchange(a: np.ndarray, b: np.ndarray, bits: int):
     a ^= differing << bits
 
 
-def unpack_codes(packed, inputs: int):
-    """The codes, uint8 ``[..., inputs]``, of bytes that ``pack_codes`` made, ``[..., 64 blocks]``.
+def unpack_codes(packed, inputs: int, bits: int = 4):
+    """The codes, uint8 ``[..., inputs]``, of bytes that ``pack_codes`` made, ``[..., 16 bits blocks]``.
 
     An array of NumPy gives one of NumPy, and one of JAX gives one of JAX."""
-    return in_input_order(packed & 15, packed >> 4)[..., :inputs]
+    if bits == 4:
+        return in_input_order(packed & 15, packed >> 4)[..., :inputs]
+    before = packed.shape[:-1]
+    blocks = packed.reshape(*before, -1, BLOCK * bits // 8)
+    low = blocks[..., :HALF].reshape(*before, -1)
+    xp: Any = np if isinstance(packed, np.ndarray) else jnp  # a kernel cannot hold an array of NumPy
+    place, shift = other_bits_of(xp.arange(low.shape[-1], dtype=np.int32), bits)
+    other = packed[..., place]
+    other = other >> xp.broadcast_to(shift.astype(STORED), other.shape)
+    mask = (1 << (bits - 4)) - 1
+    halves = (half | (other >> at & mask) << 4 for half, at in ((low & 15, 0), (low >> 4, bits - 4)))
+    return in_input_order(*halves)[..., :inputs]
+
+
+def other_bits_of(byte, bits: int):
+    """Of a byte with the lowest bits of two codes of five or six bits, by its number among such bytes: which byte of a row
+    has their other bits, and how many bits lie below those of its low half. Those of its high half follow. It works of
+    numbers of NumPy, and in kernels."""
+    sharing, place = SHARING[bits], byte & 63
+    word, half, odd = place >> 4 & sharing - 1, place >> 1 & 1, place & 1
+    bit = (4 * word + 2 * odd) * (bits - 4)
+    words = (place >> 3 + sharing.bit_length() << 2) + (place >> 2 & 3)  # before this one
+    return (byte >> 6) * (16 * bits) + HALF + 4 * words + 2 * half + (bit >> 3), bit & 7
+
+
+def place_of_byte(byte, bits: int):
+    """Where the byte of that number with the lowest bits of two codes is in a row."""
+    return byte if bits == 4 else (byte >> 6) * (16 * bits) + (byte & 63)
 
 
 def in_input_order(low, high):

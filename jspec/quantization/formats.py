@@ -7,9 +7,9 @@ float16 and a zero. Formats of one ``kind`` differ in such settings alone, and `
 |---|---|---|
 | ``int8``, ``fp8`` | as the kind | a scale for each output channel |
 | ``fp8_block`` | as the kind | a scale for each 128 inputs |
-| ``int4`` | ``int4_<group>_<scale>[_zeros][_ordered]`` | ``jspec.quantization.codes``; the group is ``all`` where all of a |
-| ``int8_groups`` | ``int8_<group>_<scale>...`` | channel are one; ``int4`` is short for ``int4_128_bfloat16`` |
-| ``table`` | ``<table>_<group>`` | codes that name one of sixteen numbers (``jspec.quantization.tables``) |
+| ``int4``, ``int5``, ``int6`` | ``int4_<group>_<scale>[_zeros]...`` | ``jspec.quantization.codes``; see ``grouped`` |
+| ``int8_groups`` | ``int8_<group>_<scale>...`` | the same; ``int4`` is short for ``int4_128_bfloat16`` |
+| ``table`` | ``<table>_<group>...`` | codes that name one of sixteen numbers (``jspec.quantization.tables``) |
 | ``nvfp4``, ``mxfp4`` | as the kind | ``jspec.quantization.nvfp4``, ``jspec.quantization.mxfp4`` |
 | ``mxfp8`` | as the kind | FP8 numbers, and for each 32 inputs a byte n that stands for 2^(n - 127) |
 | ``mxfp4_pairs`` | as the kind | experts of gpt-oss (``jspec.quantization.mxfp4_pairs``) |
@@ -28,7 +28,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 GROUP = 128  # input features of a group of ``int4`` and of ``fp8_block``; codes of four bits are stored by so many
 # For messages: which quantised checkpoints are read.
@@ -41,6 +41,8 @@ INSTEAD = (
 )
 # Of groups of integers that kernels know; larger ones are several of the last, with the same scale.
 SIZES = (32, 64, GROUP)
+SUPER = 256  # inputs whose scales of two levels are stored together
+LEVELS = "levels"  # what stands in names for such scales
 ITEM_BYTES = {
     **{"int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float16": 2, "bfloat16": 2},
     **{"float32": 4, "int32": 4, "uint32": 4},
@@ -66,7 +68,7 @@ class Format:
     Attributes:
       name: by which configs name it.
       kind: which row of ``KINDS`` it is.
-      bits: of a number or code.
+      bits: of a number or code. Codes of five and six are packed as those of four, with their other bits behind these.
       numbers: dtype of the array of numbers, or of packed codes.
       scale: dtype of the scales.
       scales: what they may be: ``positive``; ``nonzero``, of either sign; ``nonnegative``; ``finite``; or ``powers``, bytes
@@ -75,6 +77,9 @@ class Format:
       group: how many inputs share a scale; None if all of an output channel do.
       per_channel: whether scales are ``[out]``, without an axis of groups.
       zeros: whether each group has a code that stands for zero, beside its scale. If not, the code in the middle does.
+      offsets: whether each group has a number, beside its scale, that is added to products of codes and scales, which then
+        are 0 for the code 0.
+      levels: whether scales are products of an integer and a number that ``SUPER`` inputs share, and offsets likewise.
       ordered: whether the inputs are group by group in another order than x has them, which an array of int32 ``[in]``
         tells: GPTQ with ``desc_act``.
       in_codes: whether the numbers are codes, rather than floats or integers with a scale for each output channel.
@@ -97,6 +102,8 @@ class Format:
     group: int | None = None
     per_channel: bool = False
     zeros: bool = False
+    offsets: bool = False
+    levels: bool = False
     ordered: bool = False
     in_codes: bool = False
     packed: bool = False
@@ -117,14 +124,35 @@ class Format:
         return self.e2m1 or self.scales == "powers"
 
     @property
+    def rounds_products(self) -> bool:
+        """Whether kernels multiply numbers by their scales and round these products to bfloat16: those of few bits, and
+        integers of eight in groups of less than 64, which are as exact as weights of bfloat16 then."""
+        return self.in_codes and not self.e2m1 and (self.packed or (self.group or GROUP) < 64)
+
+    @property
     def indivisible(self) -> int:
         """How many inputs are stored together, so that no shard has a part of them; 1 if any may be by themselves."""
-        return 1 if self.per_channel else GROUP
+        return 1 if self.per_channel else SUPER if self.levels else GROUP
+
+    @property
+    def middle(self) -> int:
+        """The code that stands for 0 where groups have no zeros of their own; of eight bits, which have a sign, it is 0."""
+        return 0 if self.offsets or not self.packed else 1 << (self.bits - 1)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of the codes of ``GROUP`` inputs of a packed format."""
+        return GROUP * self.bits // 8
 
     @property
     def zero_codes(self) -> range:
         """What the code that stands for zero may be, of integers in groups."""
         return range(17) if self.bits == 4 else range(-128, 129)
+
+    @property
+    def serves_latents(self) -> bool:
+        """Whether the maps between heads and their latents may be stored so."""
+        return not (self.scaled_inputs or self.levels or self.offsets or self.bits in (5, 6))
 
     def serves_head(self, tied: bool) -> bool:
         """Whether an output head may be stored so; if it is ``tied``, rows of it are looked up as embeddings, too."""
@@ -138,11 +166,14 @@ class Format:
             group = self.group or 1
             pairs = num_groups(inputs, 2 * group), outputs
             return {"weight": StoredArray((*pairs, group), "uint8"), "scale": StoredArray(pairs, "uint32")}
-        width = num_groups(inputs) * GROUP // 2 if self.packed else inputs
+        width = num_groups(inputs) * self.block_bytes if self.packed else inputs
         groups = () if self.per_channel else (1 if self.group is None else num_groups(inputs, self.group),)
+        scale = *groups, *((2,) if self.zeros or self.offsets else ())
+        if self.levels:  # a word of numbers, and one of four integers each
+            scale = num_groups(inputs, SUPER), 1 + (1 + self.offsets) * SUPER // (self.group or SUPER) // 4
         arrays = {
             "weight": StoredArray((outputs, width), self.numbers),
-            "scale": StoredArray((outputs, *groups, *((2,) if self.zeros else ())), self.scale),
+            "scale": StoredArray((outputs, *scale), self.scale),
         }
         if self.channel_numbers:
             arrays["channel_scale"] = StoredArray((outputs, 2), "float32")
@@ -163,7 +194,7 @@ class Format:
         return sum(array.bytes for array in self.arrays(shape).values())
 
 
-_codes = functools.partial(Format, bits=4, numbers="uint8", in_codes=True, packed=True)
+_codes = functools.partial(Format, **{"bits": 4, "numbers": "uint8", "in_codes": True, "packed": True})
 # A format of each kind. Those of integers in groups have settings in their names.
 KINDS = {
     one.kind: one
@@ -173,6 +204,8 @@ KINDS = {
         Format("fp8_block", "fp8_block", 8, "float8_e4m3fn", group=GROUP),
         Format("mxfp8", "mxfp8", 8, "float8_e4m3fn", "uint8", "powers", largest_power=134, group=32),
         _codes("int4", "int4", scale="bfloat16", scales="nonzero", group=GROUP),
+        _codes("int5_32_float16", "int5", bits=5, scale="float16", scales="finite", group=32),
+        _codes("int6_16_levels", "int6", bits=6, scale="uint32", scales="finite", group=16, levels=True),
         Format("int8_128_bfloat16", "int8_groups", 8, "int8", "bfloat16", "nonzero", group=GROUP, in_codes=True),
         _codes("nf4_64", "table", scales="finite", group=64, table="nf4"),
         _codes(
@@ -186,8 +219,9 @@ INT4 = KINDS["int4"]
 OF_INPUTS = ("order", "input_scale")  # arrays that all output channels share
 _NAMED = {one.name: one for one in KINDS.values()}
 _SCALES, _SCALED = ("float16", "bfloat16", "float32"), "_scaled"
-_GROUPED = re.compile(rf"int([48])_(all|{'|'.join(map(str, SIZES))})_({'|'.join(_SCALES)})(_zeros)?(_ordered)?")
-_TABLED = re.compile(rf"(nf4|fp4)_({'|'.join(map(str, SIZES))})")
+_SIZES = "|".join(map(str, (16, *SIZES)))
+_GROUPED = re.compile(rf"int([4568])_(all|{_SIZES})_({'|'.join((*_SCALES, LEVELS))})(_zeros|_offsets)?(_ordered)?")
+_TABLED = re.compile(rf"(nf4|fp4|iq4)_({_SIZES})(?:_(float16|{LEVELS}))?(_ordered)?")
 
 
 @functools.cache
@@ -199,12 +233,16 @@ def format_of(name: str | None) -> Format | None:
         form = format_of(name.removesuffix(_SCALED))
         return form and form.with_scaled_inputs()
     if found := _TABLED.fullmatch(name):
-        return tabled(found[1], int(found[2]))
+        return tabled(found[1], int(found[2]), found[3] or "float32", found[4] is not None)
     found = _GROUPED.fullmatch(name)
     if found is None:
         return None
-    bits, group, scale, zeros, ordered = found.groups()
-    return grouped(int(bits), None if group == "all" else int(group), scale, zeros is not None, ordered is not None)
+    bits, group, scale, beside, ordered = found.groups()
+    unknown = group not in ("16", "32") if scale == LEVELS else group == "16"
+    if unknown or (bits == "8" and beside == "_offsets"):
+        return None
+    size = None if group == "all" else int(group)
+    return grouped(int(bits), size, scale, beside == "_zeros", ordered is not None, beside == "_offsets")
 
 
 def form_of_maps(name: str | None) -> Format | None:
@@ -220,17 +258,37 @@ def known_format(name: str) -> Format:
     return form
 
 
-def grouped(bits: int, group: int | None, scale: str, zeros: bool = False, ordered: bool = False) -> Format:
-    """The format of integers in groups with these settings; see ``Format``."""
-    kind = KINDS["int4" if bits == 4 else "int8_groups"]
-    name = f"int{bits}_{group or 'all'}_{scale}{'_zeros' * zeros}{'_ordered' * ordered}"
+def grouped(
+    bits: int, group: int | None, scale: str, zeros: bool = False, ordered: bool = False, offsets: bool = False
+) -> Format:
+    """The format of integers in groups with these settings, which its name has in this order:
+    ``int<bits>_<group>_<scale>[_zeros or _offsets][_ordered]``. A group that is None, of all inputs, is called ``all``.
+
+    Args:
+      bits: 4, 5, 6 or 8.
+      scale: a dtype, or ``LEVELS`` (``jspec.quantization.levels``), with which groups may have 16 inputs.
+      group, zeros, ordered, offsets: as of ``Format``.
+    """
+    kind = KINDS[{4: "int4", 8: "int8_groups"}.get(bits, f"int{bits}")]
+    beside = "_zeros" * zeros + "_offsets" * offsets
+    name = f"int{bits}_{group or 'all'}_{scale}{beside}{'_ordered' * ordered}"
     name = "int4" if name == "int4_128_bfloat16" else name
-    return dataclasses.replace(kind, name=name, group=group, scale=scale, zeros=zeros, ordered=ordered)
+    settings = {"group": group, "zeros": zeros, "ordered": ordered, "offsets": offsets, **_scale_of(scale)}
+    # Those of GGUF, whose groups of zeros have the scale 0.
+    if scale == LEVELS or (scale == "float16" and group == 32 and not zeros):
+        settings["scales"] = "finite"
+    return dataclasses.replace(kind, name=name, **settings)
 
 
-def tabled(table: str, group: int) -> Format:
+def tabled(table: str, group: int, scale: str = "float32", ordered: bool = False) -> Format:
     """The format of codes of a table of sixteen numbers, with a scale for each ``group`` of inputs."""
-    return dataclasses.replace(KINDS["table"], name=f"{table}_{group}", table=table, group=group)
+    name = f"{table}_{group}{f'_{scale}' * (scale != 'float32')}{'_ordered' * ordered}"
+    return dataclasses.replace(KINDS["table"], name=name, table=table, group=group, ordered=ordered, **_scale_of(scale))
+
+
+def _scale_of(scale: str) -> dict[str, Any]:
+    """The settings of a format whose names say this of scales."""
+    return {"scale": "uint32" if scale == LEVELS else scale, "levels": scale == LEVELS}
 
 
 def num_groups(inputs: int, group: int = GROUP) -> int:

@@ -1,8 +1,10 @@
-"""Tables of sixteen numbers, of which a code of four bits names one: NF4 (Dettmers et al., 2023) and FP4 of bitsandbytes.
+"""Tables of sixteen numbers, of which a code of four bits names one: NF4 (Dettmers et al., 2023) and FP4 of bitsandbytes,
+and IQ4 of GGUF.
 
 Codes are numbered so that kernels look numbers up with few instructions (``jspec.pallas.weights.table_codes``): those of
 codes k and k + 8, times ``factor`` and 2^-126, differ as bfloat16 in the lowest seven bits at most, and k has the larger
-magnitude. Readers of checkpoints, whose codes are numbered otherwise, go by ``numbers``."""
+magnitude. Of integers, that of k is larger by less than 128. Readers of checkpoints, whose codes are numbered otherwise, go
+by ``numbers``."""
 
 from typing import NamedTuple
 
@@ -17,13 +19,18 @@ class Table(NamedTuple):
 
     Attributes:
       name: in the names of formats.
-      numbers: those of codes 0 to 15, of magnitudes up to 1.
+      numbers: those of codes 0 to 15, of magnitudes up to 1 or integers of eight bits.
       factor: what kernels multiply them by and their sums are divided by: with it, bfloat16 holds them most exactly.
     """
 
     name: str
     numbers: tuple[float, ...]
     factor: float
+
+    @property
+    def integers(self) -> bool:
+        """Whether its numbers are integers of eight bits."""
+        return all(float(number).is_integer() for number in self.numbers)
 
     @property
     def bits(self) -> np.ndarray:
@@ -58,4 +65,7 @@ NF4 = Table(
 # A sign, two bits of exponent and one of mantissa, but with a least magnitude below that of E2M1. With 12 it is exact.
 _FP4 = (1 / 192, 1, 6 / 12, 3 / 12), (0, 8 / 12, 4 / 12, 2 / 12)
 FP4 = Table("fp4", tuple(sign * number for half in _FP4 for sign in (1.0, -1.0) for number in half), 12.0)
-TABLES = {one.name: one for one in (NF4, FP4)}
+# Of IQ4_NL and IQ4_XS: integers, all of which bfloat16 holds.
+_IQ4 = (-104, -65, -35, -10, 13, 38, 69, 113), (-127, -83, -49, -22, 1, 25, 53, 89)
+IQ4 = Table("iq4", tuple(float(number) for half in _IQ4 for number in half), 1.0)
+TABLES = {one.name: one for one in (NF4, FP4, IQ4)}

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
-from jspec.quantization.formats import Format, StoredArray, num_groups
+from jspec.quantization import codes, levels, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
+from jspec.quantization.formats import SUPER, Format, StoredArray, num_groups
 from jspec.quantization.tables import TABLES
 
 
@@ -21,16 +21,16 @@ class Weight:
 
         W[o, i] = (numbers[o, i] - zero[o, g]) * scale[o, g] * channel_scale[o, 0] / channel_scale[o, 1] * input_scale[i]
 
-    where an array that a format does not have is 1. The zero is ``scale[o, g, 1]`` where the format has zeros, 8 for other
-    packed integers, which are codes 0 .. 15, and else 0. A number is an integer, a float, or what a code stands for. Leading
-    axes, such as those of experts or heads, are those of all arrays but ``order`` and ``input_scale``. The arrays may be of
-    NumPy or of JAX, or shapes.
+    where an array that a format does not have is 1. The zero is ``scale[o, g, 1]`` where the format has zeros, and else
+    ``Format.middle``, such as 8 for codes 0 .. 15. Where it has offsets, ``scale[o, g, 1]`` is added to the product with
+    ``scale[o, g, 0]``. A number is an integer, a float, or what a code stands for. Leading axes, such as those of experts or
+    heads, are those of all arrays but ``order`` and ``input_scale``. The arrays may be of NumPy or of JAX, or shapes.
 
     Attributes:
-      numbers: ``[..., out, in]`` of ``form.numbers``, or packed codes ``[..., out, 64 blocks]``; of ``mxfp4_pairs``
+      numbers: ``[..., out, in]`` of ``form.numbers``, or packed codes ``[..., out, 16 bits blocks]``; of ``mxfp4_pairs``
         ``[pairs, ..., out, 32]``; without a format bfloat16 or float32.
-      scale: ``[..., out]`` or ``[..., out, groups]`` of ``form.scale``, or with zeros ``[..., out, groups, 2]``; of
-        ``mxfp4_pairs`` ``[pairs, ..., out]``. None without a format.
+      scale: ``[..., out]`` or ``[..., out, groups]`` of ``form.scale``, or with zeros or offsets ``[..., out, groups, 2]``;
+        in levels ``[..., out, supers, words]``; of ``mxfp4_pairs`` ``[pairs, ..., out]``. None without a format.
       channel_scale: of NVFP4 float32 ``[..., out, 2]``, else None.
       order: int32 ``[in]``, which number of x each input of the weight is, where that has them in another order; else None.
       input_scale: float32 ``[in]``, in the order of x, what each input is multiplied by before the product; else None.
@@ -133,22 +133,24 @@ class Weight:
         form, count = self.form, len(range(self.inputs)[inputs])
         numbers, scale = self.numbers[..., inputs], self.scale
         if self.packed:
-            first, stop = (i // codes.BLOCK * codes.HALF for i in (inputs.start, inputs.stop))
+            assert form is not None
+            first, stop = (i // codes.BLOCK * form.block_bytes for i in (inputs.start, inputs.stop))
             numbers = self.numbers[:, first:stop]
         if form is not None and form.group is not None:
-            scale = scale[:, inputs.start // form.group : num_groups(inputs.stop, form.group)]
+            size = SUPER if form.levels else form.group
+            scale = scale[:, inputs.start // size : num_groups(inputs.stop, size)]
         input_scale = None if self.input_scale is None else self.input_scale[inputs]
         return dataclasses.replace(self, numbers=numbers, scale=scale, input_scale=input_scale, inputs=count)
 
     def multiplied(self) -> Any:
         """What products multiply x of bfloat16 by, float32 ``[..., out, in]`` in the order of x: what it stands for, but for
-        codes of integers and of a table, which are multiplied by their scales in bfloat16."""
+        formats that ``rounds_products``, whose numbers are multiplied by their scales in bfloat16."""
         form = self.form
-        if form is None or form.kind not in ("int4", "table"):
+        if form is None or not form.rounds_products:
             return self.dequantize(rounded=True)
-        scale = self._of_inputs(self.scale[..., 0] if form.zeros else self.scale)
+        scale, offset = (None if of is None else self._of_inputs(of) for of in self._scales(True))
         if form.table is None:
-            return self._in_order_of_x(rounded_product(self._differences(True), scale))
+            return self._in_order_of_x(rounded_product(self._differences(True), scale, offset))
         table, code = TABLES[form.table], codes.unpack_codes(self.numbers, self.inputs)
         product = rounded_product(self._xp.asarray(table.multiples)[code], scale)
         return self._in_order_of_x(product * np.float32(1 / table.factor))
@@ -175,7 +177,9 @@ class Weight:
             wide = unpack_pairs.dequantize(self.numbers, self.scale, self.inputs).astype(np.float32)
             return self._xp.asarray(wide)
         if self.in_groups:
-            return self._differences(rounded) * self._of_inputs(self._scales())
+            scale, offset = self._scales()
+            product = self._differences(rounded) * self._of_inputs(scale)
+            return product if offset is None else product + self._of_inputs(offset)
         numbers = self.numbers.astype(np.float32)
         return numbers if self.form is None else numbers * self.scale[..., None]
 
@@ -184,7 +188,7 @@ class Weight:
         ``rounded`` or not."""
         form = self.form
         assert form is not None
-        numbers = codes.unpack_codes(self.numbers, self.inputs) if form.packed else self.numbers
+        numbers = codes.unpack_codes(self.numbers, self.inputs, form.bits) if form.packed else self.numbers
         if form.table:
             return self._xp.asarray(TABLES[form.table].values(rounded))[numbers]
         if form.e2m1:
@@ -194,16 +198,22 @@ class Weight:
             return numbers / 2
         if form.zeros:
             return numbers - self._of_inputs(self.scale[..., 1].astype(np.float32))
-        return numbers - np.float32(codes.ZERO) if form.packed else numbers
+        return numbers - np.float32(form.middle) if form.middle else numbers
 
-    def _scales(self) -> Any:
-        """The scale of each group; twice that if it is a power of two, because such a power may be subnormal."""
+    def _scales(self, rounded: bool = False) -> tuple[Any, Any]:
+        """The scale of each group, twice that if it is a power of two, because such powers may be subnormal; and its offset
+        or None. The numbers of levels are ``rounded`` or not."""
         form = self.form
         assert form is not None
         if form.scales == "powers":
-            return mxfp4.twice_powers(self.scale)
-        scale = (self.scale[..., 0] if form.zeros else self.scale).astype(np.float32)
-        return scale * self.channel_scale[..., :1] / self.channel_scale[..., 1:] if form.channel_numbers else scale
+            return mxfp4.twice_powers(self.scale), None
+        if form.levels:
+            return levels.unpack_levels(self.scale, form, rounded)
+        beside = form.zeros or form.offsets
+        scale = (self.scale[..., 0] if beside else self.scale).astype(np.float32)
+        if form.channel_numbers:
+            scale = scale * self.channel_scale[..., :1] / self.channel_scale[..., 1:]
+        return scale, self.scale[..., 1].astype(np.float32) if form.offsets else None
 
     def _of_inputs(self, of_groups) -> Any:
         """Numbers of groups, ``[..., groups]``, repeated for each input of their group: ``[..., in]``."""
@@ -224,7 +234,7 @@ class Weight:
 
 
 def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Format | None = None) -> Weight:
-    """A weight of about normal numbers, or of equally likely codes of E2M1 or of a table.
+    """A weight of about normal numbers, or of equally likely codes of E2M1, of a table, and of five or six bits.
 
     Args:
       key: the PRNG key.
@@ -236,12 +246,18 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
     if form is None:
         return Weight(std * jax.random.normal(key, shape, dtype))
     arrays = form.arrays(shape)
-    looked_up = form.e2m1 or form.table
-    make = _random_bits if looked_up else _random_codes if form.in_codes else _random_numbers
+    equally = form.e2m1 or form.table or form.bits in codes.SHARING
+    make = _random_bits if equally else _random_codes if form.in_codes else _random_numbers
     numbers, scale = make(key, arrays["weight"], form), _scale_of_random(std, form)
-    scale = jnp.full(arrays["scale"].shape[: 1 if form.per_channel else 2], scale, form.scale)
+    offset = -scale * (1 << (form.bits - 1))
+    if form.levels:
+        scale = jnp.broadcast_to(levels.pack_same(scale, offset, form), arrays["scale"].shape)
+    else:
+        scale = jnp.full(arrays["scale"].shape[: 1 if form.per_channel else 2], scale, form.scale)
     if form.zeros:
         scale = jnp.stack([scale, jnp.full_like(scale, codes.ZERO if form.bits == 4 else 0)], axis=-1)
+    elif form.offsets and not form.levels:
+        scale = jnp.stack([scale, jnp.full_like(scale, offset)], axis=-1)
     channel_scale = jnp.asarray([[std / nvfp4.STD_OF_RANDOM_CODES, 1]], jnp.float32)
     return Weight(
         numbers,
@@ -262,7 +278,7 @@ def _scale_of_random(std: float, form: Format) -> float:
         power = mxfp4.ONE + round(float(np.log2(std / nvfp4.STD_OF_RANDOM_CODES)))
         return {"nvfp4": 1, "mxfp4": power, "mxfp4_pairs": mxfp4_pairs.factors(power, power)}[form.kind]
     if form.in_codes:
-        return 3 * std / (1 << (form.bits - 1))
+        return (3**0.5 if form.bits in codes.SHARING else 3) * std / (1 << (form.bits - 1))
     scale = 4 * std / form.largest
     return mxfp4.ONE + round(float(np.log2(scale))) if form.scales == "powers" else scale
 
@@ -280,13 +296,13 @@ def _random_numbers(key, array: StoredArray, form: Format) -> jax.Array:
 @_compiled_once
 def _random_codes(key, array: StoredArray, form: Format) -> jax.Array:
     """Codes of integers, packed if they have four bits."""
-    zero = 1 << (form.bits - 1)  # as many codes lie below the middle
+    half = 1 << (form.bits - 1)  # as many codes lie below the middle
     each = (2,) if form.packed else (1,)  # codes of a byte
-    numbers = jax.random.normal(key, (*array.shape, *each)) * (zero / 3)
-    numbers = jnp.clip(jnp.round(numbers), -zero, zero - 1)
+    numbers = jax.random.normal(key, (*array.shape, *each)) * (half / 3)
+    numbers = jnp.clip(jnp.round(numbers), -half, half - 1)
     if not form.packed:
         return numbers[..., 0].astype(np.int8)
-    both = (numbers + codes.ZERO).astype(np.uint8)
+    both = (numbers + half).astype(np.uint8)
     return both[..., 0] | both[..., 1] << 4
 
 
@@ -297,7 +313,9 @@ def _random_bits(key, array: StoredArray, form: Format) -> jax.Array:
     return jax.random.bits(key, array.shape, np.uint8)
 
 
-def rounded_product(numbers, scale) -> Any:
-    """Numbers that bfloat16 holds times their scales, each rounded to bfloat16, as is the product: float32, of NumPy or of
-    JAX."""
-    return (numbers * scale.astype(jnp.bfloat16).astype(np.float32)).astype(jnp.bfloat16).astype(np.float32)
+def rounded_product(numbers, scale, offset=None) -> Any:
+    """Numbers that bfloat16 holds times their scales, plus offsets if there are any: these are rounded to bfloat16, and the
+    result is once. It is float32, of NumPy or of JAX."""
+    scale, offset = (None if of is None else of.astype(jnp.bfloat16).astype(np.float32) for of in (scale, offset))
+    product = numbers * scale
+    return (product if offset is None else product + offset).astype(jnp.bfloat16).astype(np.float32)

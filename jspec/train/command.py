@@ -14,7 +14,9 @@ METHODS = tuple(trained())
 def add_arguments(parser: argparse.ArgumentParser):
     """Declare the arguments, without importing JAX."""
     parser.add_argument("--method", choices=METHODS, required=True, help="kind of draft head")
-    parser.add_argument("--target", required=True, help="checkpoint folder of the target, or its name on the hub")
+    parser.add_argument(
+        "--target", required=True, help="checkpoint folder or GGUF file of the target, or its name on the hub"
+    )
     add_download_option(parser)
     parser.add_argument(
         "--data",

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.export import export_draft
+from jspec.checkpoints.gguf.names import is_gguf
 from jspec.checkpoints.layouts.stored import present_fields
 from jspec.config import shards_of
 from jspec.loading.compatibility import require_shards
@@ -40,7 +41,7 @@ class TrainingRun:
 
     Attributes:
       method: the name of a method that ``jspec.registry.trained`` lists.
-      target: checkpoint folder of the target.
+      target: checkpoint folder of the target, or its GGUF file.
       data: file or folder of texts or token ids; ``read_corpus`` says which kinds there are.
       out: folder that the run writes. The draft head goes to ``head/`` and the training states to ``state/``.
       plan: number of steps, batch size and optimizer.
@@ -100,8 +101,8 @@ def prepare(run: TrainingRun) -> TrainingInputs:
       ValueError: an argument or a file cannot be used. The message names it and says what was expected.
     """
     require(run.prompts >= 1, "prompts", run.prompts, "an integer of at least 1")
-    if not run.target.is_dir():
-        raise ValueError(f"target={str(run.target)!r}: expected a checkpoint folder")
+    if not run.target.is_dir() and not is_gguf(run.target.name):
+        raise ValueError(f"target={str(run.target)!r}: expected a checkpoint folder, or a GGUF file")
     checkpoint = Checkpoint.open(run.target)
     config, params = checkpoint.language_model(run.dtype)
     if jax.process_count() > 1:

@@ -71,8 +71,8 @@ class ReplaceableWeights:
     def update_weights_from(
         self, folder: str | os.PathLike, *, version: int | str | None = None, wait: bool = True, recompute: bool = False
     ) -> WeightUpdate:
-        """``update_weights`` with the target's weights from a checkpoint folder, which are stored as those of the model
-        are. They are read twice: first to look at all of them. With ``wait=False`` the engine has to be paused;
+        """``update_weights`` with the target's weights from a checkpoint folder or a GGUF file, which are stored as those of
+        the model are. They are read twice: first to look at all of them. With ``wait=False`` the engine has to be paused;
         ``recompute`` as for ``update_weights``.
 
         Raises:

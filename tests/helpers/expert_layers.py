@@ -12,7 +12,7 @@ from jspec.config import Experts
 from jspec.models.quantization import quantize
 from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertMap
-from jspec.quantization import mxfp4_pairs
+from jspec.quantization import levels, mxfp4_pairs
 from jspec.quantization.formats import Format, known_format
 from jspec.quantization.weight import Weight, random_weight
 
@@ -68,6 +68,11 @@ def _in_codes(form: Format, X: int, width: int, inputs: int, dtype: str) -> Weig
     scale, channel_scale, key = made.scale, made.channel_scale, jax.random.key(inputs)
     if form.scales == "powers":
         scale += jax.random.randint(key, scale.shape, 0, 3).astype(scale.dtype)
+    elif form.levels:  # integers of six bits
+        half = 1 << (form.bits - 1)
+        first = levels.pack_same(inputs**-0.5 / (32 * half), -(inputs**-0.5) / 32, form)[0]
+        words = jax.random.bits(key, scale.shape, jnp.uint32) & jnp.uint32(0x3F3F3F3F)
+        scale = words.at[..., 0].set(first)
     else:
         factors = jax.random.uniform(key, scale.shape, minval=0.5, maxval=2)
         if form.zeros:

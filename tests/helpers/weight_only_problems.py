@@ -7,7 +7,7 @@ import numpy as np
 from normals import normal
 
 from jspec.pallas.matmul import matmul
-from jspec.quantization import codes, nvfp4
+from jspec.quantization import codes, levels, nvfp4
 from jspec.quantization.formats import known_format
 from jspec.quantization.tables import TABLES
 from jspec.quantization.weight import Weight
@@ -26,34 +26,22 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False,
     def stored(weight, scale) -> Weight:
         return Weight(jax.device_put(weight), jax.device_put(scale), form=form, inputs=inputs)
 
-    if form.table:
-        values = rng.choice([0, 7, 14, 15], (outputs, inputs)) if extreme else rng.integers(16, size=(outputs, inputs))
-        scale = np.exp(rng.normal(-3, 1, form.arrays((outputs, inputs))["scale"].shape)).astype(np.float32)
-        each = np.repeat(scale.astype(np.float64), form.group or inputs, axis=1)[:, :inputs]
-        table = TABLES[form.table]
-        numbers = table.values()[values] * each
-        if rounded:
-            numbers = _in_bfloat16(table.multiples[values], each) * np.float32(1 / table.factor)
-        return (x, stored(codes.pack_codes(values.astype(np.uint8)), scale)), numbers
-    if form.kind in ("int4", "int8_groups"):
-        packed, shape = (array.shape for array in form.arrays((outputs, inputs)).values())
-        low, high = (0, 15) if form.bits == 4 else (-128, 127)
-        values = (
-            rng.choice([low, high], (outputs, inputs)) if extreme else rng.integers(low, high + 1, (outputs, inputs))
-        )
-        weight = codes.pack_codes(values.astype(np.uint8)) if form.bits == 4 else values.astype(np.int8)
-        assert weight.shape == packed
-        scale = rng.choice([1, -1], shape[:2]) * np.exp(rng.normal(-3, 1, shape[:2]))
-        if form.zeros:
-            zeros = rng.choice([low, high + 1], shape[:2]) if extreme else rng.integers(low, high + 2, shape[:2])
-            scale = np.stack([scale, zeros], axis=-1)
-        scale = np.asarray(jnp.asarray(scale, form.scale))
-        each, zero = (scale[..., 0], scale[..., 1]) if form.zeros else (scale, np.full(shape, 8))
-        size = inputs if form.group is None else form.group
-        each, zero = (np.repeat(np.asarray(a, np.float64), size, axis=1)[:, :inputs] for a in (each, zero))
-        numbers = values - zero
-        by_scale = _in_bfloat16(numbers, each) if rounded and form.packed else numbers * each
-        return (x, stored(weight, scale)), by_scale
+    if form.table or form.kind in ("int4", "int5", "int6", "int8_groups"):
+        low, high = (0, 2**form.bits - 1) if form.packed else (-128, 127)
+        values = rng.integers(low, high + 1, (outputs, inputs))
+        if extreme:
+            values = rng.choice([0, 7, 14, 15] if form.table else [low, high], (outputs, inputs))
+        weight = codes.pack_codes(values.astype(np.uint8), form.bits) if form.packed else values.astype(np.int8)
+        rounds = rounded and form.rounds_products
+        stored_scale, each, zero, offset = _scales(rng, form, (outputs, inputs), rounds, extreme)
+        assert [weight.shape, stored_scale.shape] == [a.shape for a in form.arrays((outputs, inputs)).values()]
+        table = TABLES[form.table] if form.table else None
+        numbers = values - zero if table is None else (table.multiples if rounded else table.values())[values]
+        products = numbers * each + offset
+        if rounds:
+            products = products.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+        products = products * np.float32(1 / table.factor) if table is not None and rounded else products
+        return (x, stored(weight, stored_scale)), products
     if kind == "int8":
         weight = (
             rng.choice([-128, -127, 0, 127], (outputs, inputs))
@@ -77,10 +65,48 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False,
     return (x, stored(weight, np.exp(rng.normal(-3, 1, outputs)).astype(np.float32))), numbers
 
 
-def _in_bfloat16(numbers: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The products, float64, of numbers that bfloat16 holds and scales that are rounded to it."""
-    scale = scale.astype(ml_dtypes.bfloat16).astype(np.float64)
-    return (numbers * scale).astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+def _scales(rng, form, shape: tuple[int, int], rounded: bool, extreme: bool):
+    """Scales as they are stored; and of each number its scale, zero and offset, float64 ``[out, in]``, rounded to bfloat16
+    if kernels multiply numbers by them."""
+    outputs, inputs = shape
+    if form.levels:
+        supers, count = -(-inputs // 256), 256 // form.group
+        low, high = (0, 63) if form.offsets else (-128, 127)
+        number = rng.choice([1, -1], (outputs, supers, 1 + form.offsets)) * np.exp(
+            rng.normal(-4, 1, (outputs, supers, 1))
+        )
+        number = number.astype(np.float16 if form.offsets else np.float32)
+        integers = [
+            rng.integers(low, high + 1, (outputs, supers, count)).astype(np.int8) for _ in range(1 + form.offsets)
+        ]
+        stored = levels.pack_levels(number, *integers)
+        wide = _rounded(number.astype(np.float64)) if rounded else number.astype(np.float64)
+        found = [(wide[..., i, None] * integer).reshape(outputs, -1) for i, integer in enumerate(integers)]
+    else:
+        groups = 1 if form.group is None else -(-inputs // form.group)
+        scale = rng.choice([1, -1], (outputs, groups)) * np.exp(rng.normal(-3, 1, (outputs, groups)))
+        beside = rng.normal(size=scale.shape) if form.offsets else np.zeros(scale.shape)
+        if form.zeros:
+            low, high = (0, 15) if form.packed else (-128, 127)
+            beside = rng.choice([low, high + 1], scale.shape) if extreme else rng.integers(low, high + 2, scale.shape)
+        stacked = np.stack([scale, beside], axis=-1) if form.zeros or form.offsets else scale
+        stored = np.asarray(jnp.asarray(stacked, form.scale))
+        found = (
+            [np.asarray(stored, np.float64)]
+            if stacked is scale
+            else list(np.moveaxis(stored.astype(np.float64), -1, 0))
+        )
+    zero = found.pop() if form.zeros else np.full((outputs, 1), form.middle)
+    found = [_rounded(of) for of in found] if rounded else found
+    scale, offset = (*found, np.zeros((outputs, 1)))[:2]
+    size = form.group or inputs
+    return stored, *(
+        np.repeat(of, size if of.shape[1] > 1 else inputs, axis=1)[:, :inputs] for of in (scale, zero, offset)
+    )
+
+
+def _rounded(numbers: np.ndarray) -> np.ndarray:
+    return numbers.astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
 def check(got, args, numbers):

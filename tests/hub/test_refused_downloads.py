@@ -139,7 +139,9 @@ def test_repositories_without_a_checkpoint_are_refused_before_a_download(hub, tm
         local_checkpoints(["org/target"], True)
     del files["config.json"]
     files["model.safetensors"] = safetensors
-    with pytest.raises(Refusal, match=r"holds no config.json, .* no GGUF"):
+    with pytest.raises(
+        Refusal, match=r"holds no config.json, .*; org/target holds GGUF files: .* org/target:Q4_K_M; there are Q4_K_M"
+    ):
         local_checkpoints(["org/target"], True)
     assert not hub.sent
 

@@ -17,9 +17,17 @@ from jspec.loading import memory_budget
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"draft": "nowhere"}, ValueError, "draft='nowhere': expected a checkpoint folder, or the name .*, org/name$"),
+        (
+            {"draft": "nowhere"},
+            ValueError,
+            "draft='nowhere': expected a checkpoint folder, a GGUF file, or the name .*, org/name$",
+        ),
         ({"draft": "org/model"}, ValueError, "'org/model' is no folder, and the local hub cache .* --download"),
-        ({"draft": 3}, ValueError, "draft=3: expected the path of a checkpoint folder, .*'ngram' or None"),
+        (
+            {"draft": 3},
+            ValueError,
+            "draft=3: expected the path of a checkpoint folder or a GGUF file, .*'ngram' or None",
+        ),
         ({"costs": 3}, ValueError, "costs=3: expected None, a CostTable, or the path of one"),
         ({"speculation": 3}, TypeError, r"speculation=3: .* jspec.Speculation\(num_draft_tokens=3\)"),
         ({"engine": 3}, TypeError, r"engine=3: .* jspec.EngineConfig\(max_batch=3\)"),
@@ -138,7 +146,7 @@ def test_a_target_that_is_no_folder_is_refused(folders, tmp_path):
     for target, words in (
         (None, "target=None: expected the path of a checkpoint folder"),
         (folders / "target" / "config.json", "config.json' is a file: expected the checkpoint folder that it is in"),
-        ("/no/such/folder", "target='/no/such/folder': expected a checkpoint folder, or the name"),
+        ("/no/such/folder", "target='/no/such/folder': expected a checkpoint folder, a GGUF file, or the name"),
     ):
         with pytest.raises(ValueError, match=words):
             jspec.load(target)

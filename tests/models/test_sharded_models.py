@@ -70,6 +70,8 @@ def test_quantised_weights_are_split_with_their_scales(changes):
     assert error_in_shards(Decoder(config, rngs=nnx.Rngs(1))) < 1e-5
 
 
+# As llama.cpp has other maps than most in a GGUF file, whose embedding is quantised too.
+Q4_K_M = (("layers.0.mlp.down", "int6_16_levels"), ("head", "int5_32_float16"), ("embedding", "int4_32_levels_offsets"))
 IN_BLOCKS = dataclasses.replace(TARGET, num_layers=1, windows=(), head_dim=64, quantization="fp8_block")
 
 
@@ -81,8 +83,9 @@ IN_BLOCKS = dataclasses.replace(TARGET, num_layers=1, windows=(), head_dim=64, q
         {"intermediate_size": 512, "num_kv_heads": 4, "latent": Latent(160, 16, 64, 24)},
         {"intermediate_size": 512, "quantization": "mxfp8"},
         {"intermediate_size": 512, "quantization": "int4_128_float16_scaled", "other_formats": (("head", None),)},
+        {"intermediate_size": 512, "head_dim": 256, "quantization": "int4_32_levels_offsets", "other_formats": Q4_K_M},
     ],
-    ids=["dense", "experts", "latents", "mxfp8", "scaled inputs"],
+    ids=["dense", "experts", "latents", "mxfp8", "scaled inputs", "levels"],
 )
 def test_blocks_are_split_with_their_scales(changes):
     config = dataclasses.replace(IN_BLOCKS, **changes)
@@ -90,6 +93,11 @@ def test_blocks_are_split_with_their_scales(changes):
     for stored in config.stored_params().values():
         for name in (stored.names[part] for part in ("scale", "input_scale") if part in stored.names):
             varied = params[name] * np.random.default_rng(len(name)).uniform(0.5, 2, params[name].shape)
+            if params[name].dtype == np.uint32:  # of levels, of which integers differ
+                params[name] = params[name].copy()
+                integers = params[name][..., 1:]
+                integers += np.random.default_rng(len(name)).integers(0, 2, integers.shape, np.uint32)
+                continue
             shifted = params[name] + np.arange(params[name].shape[-1], dtype=np.uint8) % 3
             params[name] = shifted if params[name].dtype == np.uint8 else varied.astype(params[name].dtype)
     tokens = some_tokens(config)

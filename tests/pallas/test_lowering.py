@@ -308,7 +308,11 @@ def launches_of_experts(M: int) -> list[str]:
     ("M", "dtype"), [(1, "bfloat16"), (16, "bfloat16"), (320, "bfloat16"), (4096, "bfloat16"), (5, "float32")]
 )
 @pytest.mark.parametrize(
-    "stored", ["fp8_block", "mxfp8", "int4", "int4_64_float16_zeros", "nvfp4", "int8_64_float16_zeros", "nf4_64"]
+    "stored",
+    [
+        *("fp8_block", "mxfp8", "int4", "int4_64_float16_zeros", "nvfp4", "int8_64_float16_zeros", "nf4_64"),
+        *("int6_16_levels", "int4_32_levels_offsets", "int5_32_float16", "iq4_32_levels", "int8_32_float16"),
+    ],
 )
 def test_experts_in_groups_lower_for_cuda(M, dtype, stored):
     assert sorted(kernels_of(for_cuda(*_mixture(M, 128, dtype, stored)))) == launches_of_experts(M)

@@ -115,7 +115,7 @@ def today(tokens: int, weight: Weight, in_parts: bool) -> tuple[Way, str]:
         how = tiling_of(x, weight, jnp.bfloat16, in_parts, one_order=True)
     elif row.name == "bf16":
         how = small_batch_tiling(tokens, *weight.shape, in_parts, 2)
-    elif row.name in ("four bits", "groups, eight bits", "int8"):
+    elif row.name in ("codes", "groups, eight bits", "int8"):
         bits = 4 if weight.packed else 8
         how = weight_only_tiling(tokens, *weight.shape, bits, row.name.startswith("groups"))
     text = str(how).replace("MosaicTiling", "").replace("MatmulTiling", "")

@@ -23,6 +23,7 @@ from jspec.checkpoints.tensors.params import StoredParams, stored_params
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
 from jspec.quantization.formats import Format
+from jspec.quantization.levels import shared_numbers
 
 
 class ConvertedModel:
@@ -192,7 +193,8 @@ def _wrong_numbers(part: str, array: np.ndarray, form: Format, length: int) -> s
     if form.scales not in _SCALES:  # powers of two, up to that of the largest scale
         largest, most = array.max(initial=0), form.largest_power
         return f"the scale {largest}: expected at most {most}" if largest > most else None
-    (may_be, others), numbers = _SCALES[form.scales], array.astype(np.float32)
+    (may_be, others), numbers = _SCALES[form.scales], shared_numbers(array, form) if form.levels else array
+    numbers = numbers.astype(np.float32)
     if not may_be(numbers[..., 0] if form.zeros else numbers).all():
         return f"a scale that is {others}"
     return "a zero that is no code" if form.zeros and not np.isin(numbers[..., 1], form.zero_codes).all() else None

@@ -9,5 +9,5 @@ ranges.py         parts of an array in a file
 pickles.py        ``torch.save`` files, read without unpickling them in this process
 unpickle/         the process that interprets them
 tiktoken.py       vocabularies of tiktoken, which are refused
-refusal.py        the exceptions ``Refusal`` and ``Mismatch``, and the refusal of GGUF files
+refusal.py        the exceptions ``Refusal`` and ``Mismatch``
 """

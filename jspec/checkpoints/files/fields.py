@@ -121,5 +121,5 @@ def _is_positive(value) -> bool:
 
 
 def _short(value) -> str:
-    text = repr(value)
+    text = repr(value).replace("\n", "")  # of an array of NumPy
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,13 +1,14 @@
 """``Folder``: a checkpoint folder from which only its own files can be opened, whatever names its files contain."""
 
 import hashlib
+import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from jspec.checkpoints.files.json_files import MAX_BYTES, limit_of, parse_json, read_bytes, reason_of
-from jspec.checkpoints.files.refusal import Refusal, refuse_gguf
+from jspec.checkpoints.files.refusal import Refusal
 
 
 class Folder:
@@ -22,15 +23,17 @@ class Folder:
     Attributes:
       given: the path as the user gave it, for messages.
       root: the resolved path.
+      notes: one sentence for the user on each thing to know about how it was found.
       digests: resolved path of a file -> SHA-256 of the bytes that were read of it, in hexadecimal, for every file that was
         read as a whole. None if digests are not wanted.
     """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, path: str | os.PathLike, digests: dict[Path, str] | None = None):
         self.given, self.digests = str(path), digests
         self._parsed: dict[str, dict] = {}
         if not os.path.isdir(path):
-            refuse_gguf([str(path)])
             raise Refusal(f"{path}: not a folder; give the folder that holds config.json and model.safetensors")
         self.root = Path(path).resolve()
 
@@ -42,10 +45,6 @@ class Folder:
     def names(self) -> list[str]:
         """Names of everything in the folder, sorted."""
         return sorted(os.listdir(self.root))
-
-    def paths(self) -> list[str]:
-        """The same behind the path that the user gave, for messages."""
-        return [f"{self.given}/{name}" for name in self.names()]
 
     def has(self, name: str) -> bool:
         """Whether the folder has an entry ``name``, be it a link that leads nowhere."""
@@ -130,6 +129,41 @@ class Folder:
 
     def _blobs(self) -> Path | None:
         return self.root.parent.parent / "blobs" if self.revision else None
+
+
+class MemoryFolder(Folder):
+    """JSON files that are made in memory, in the place of a folder that has no others.
+
+    Args:
+      given: what the user gave, for messages.
+      files: name -> a function that returns the object in it, which is called when it is first asked for.
+    """
+
+    def __init__(self, given: str, files: Mapping[str, Callable[[], dict]]):
+        self.given, self.digests, self.root = given, None, Path(given)
+        self._files, self._parsed = files, {}
+
+    def names(self) -> list[str]:
+        return sorted(self._files)
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def json(self, name: str) -> dict:
+        if name not in self._files:
+            raise Refusal(f"{self.given}: holds no file {name!r}")
+        if name not in self._parsed:
+            self._parsed[name] = self._files[name]()
+        return self._parsed[name]
+
+    def read(self, name: str, most: int) -> bytes:
+        try:
+            data = json.dumps(self.json(name), ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as error:
+            raise Refusal(f"{self.given}: gives a {name} that cannot be written ({reason_of(error)})") from None
+        if len(data) > most:
+            raise Refusal(f"{self.given}: gives a {name} of {len(data)} bytes: expected at most {most}")
+        return data
 
 
 def is_bare_name(name) -> bool:

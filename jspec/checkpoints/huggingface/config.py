@@ -9,7 +9,7 @@ from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
-from jspec.checkpoints.files.refusal import Refusal, refuse_gguf
+from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tiktoken import refuse_tiktoken
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES, Family
 from jspec.checkpoints.huggingface.multimodal import WRAPPERS, module_names, text_fields
@@ -66,7 +66,6 @@ def read_fields(folder: Folder) -> Fields:
       Refusal: the weights are quantised in a way that is not read, or there is no config.json.
     """
     if not folder.has("config.json"):
-        refuse_gguf(folder.paths())
         _refuse_adapter(folder)
     fields = with_model_optimizer(folder, Fields(folder.json("config.json"), f"{folder.given}/config.json"))
     fields = with_older_file(folder, fields)

@@ -12,7 +12,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.json_files import require_depth
 from jspec.checkpoints.files.pickles import read_pickle_header
 from jspec.checkpoints.files.ranges import Index, read_range
-from jspec.checkpoints.files.refusal import Refusal, refuse_gguf
+from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor
 
 SINGLE = "model.safetensors"
@@ -72,7 +72,6 @@ def read_headers(folder: Folder, allow_pickle: bool = False) -> dict[str, Tensor
     pickles = [name for name in PICKLE_NAMES if folder.has(name)]
     pickles = pickles or [name for name in folder.names() if name.endswith(PICKLE_SUFFIXES)]
     if not pickles:
-        refuse_gguf(folder.paths())
         raise Refusal(f"{folder.given}: holds neither {SINGLE} nor {INDEX}{_how_to_name(folder)}")
     if not allow_pickle:
         raise Refusal(

@@ -11,6 +11,7 @@ from jspec.checkpoints.huggingface.config import decoder_config, stored_quantiza
 from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, require_some, stored_shapes, with_note
+from jspec.checkpoints.quantized.gguf import blocks_among
 from jspec.checkpoints.quantized.scaled import FP8Blocks, Scaled
 from jspec.checkpoints.quantized.scales import holds_otherwise, with_scales, without_cache_scales
 from jspec.checkpoints.quantized.stored_weights import with_shared_apart, with_stored_weights
@@ -25,6 +26,7 @@ from jspec.config.heads import PardConfig
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
+    stored = stored or blocks_among(tensors, folder.given)
     text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
     said, config = config, as_in_files(config, text)
     whole = stored if isinstance(stored, Scaled) and config.quantization is not None else None  # what all maps are

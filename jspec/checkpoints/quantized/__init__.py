@@ -27,6 +27,8 @@ awq.py                   AWQ
 bitsandbytes.py          NF4, FP4 and int8 of bitsandbytes
 torchao.py               FP8 and integers of torchao
 auto_round.py            AutoRound, whose tensors are those of GPTQ, AWQ or compressed-tensors
+gguf.py                  quantised tensors of GGUF files
+gguf_blocks.py           the types of these, and the formats that hold the same numbers
 packed.py                ``pack-quantized`` of compressed-tensors, and codes with a byte each
 scaled_inputs.py         AWQ of NVIDIA Model Optimizer
 e2m1.py                  NVFP4 of compressed-tensors and of NVIDIA Model Optimizer, and MXFP4 of compressed-tensors

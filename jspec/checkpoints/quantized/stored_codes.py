@@ -12,7 +12,7 @@ from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
 from jspec.checkpoints.quantized.format import QuantizedTensor, StoredParts
 from jspec.quantization.codes import BLOCK, HALF, ZERO, pack_words, unpack_codes
-from jspec.quantization.formats import INT4, grouped
+from jspec.quantization.formats import INT4, LEVELS, grouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +75,15 @@ class RepackedCodes(Tensor):
 
 
 def in_eight_bits(parts: StoredParts, inputs: int) -> StoredParts:
-    """A weight with codes of four bits as the same numbers in codes of eight; one in another format unchanged.
+    """A weight with codes of four bits as the same numbers in codes of eight; one in another format unchanged, and one with
+    offsets, which codes of eight bits have not.
 
     Args:
       parts: the weight.
       inputs: how many inputs it has.
     """
     form, codes, scale = parts.form, parts.arrays["weight"], parts.arrays["scale"]
-    if form.kind != INT4.kind:
+    if form.kind != INT4.kind or form.offsets:
         return parts
 
     def numbers(index: Index) -> np.ndarray:
@@ -94,7 +95,7 @@ def in_eight_bits(parts: StoredParts, inputs: int) -> StoredParts:
         values = scale.read_part(index)
         return values - np.array([0, ZERO], values.dtype) if form.zeros else values
 
-    wide = grouped(8, form.group, form.scale, form.zeros, form.ordered)
+    wide = grouped(8, form.group, LEVELS if form.levels else form.scale, form.zeros, form.ordered)
     return parts._replace(form=wide).having(
         weight=ComputedTensor.of(codes, (codes.shape[0], inputs), "int8", numbers, codes.check),
         scale=ComputedTensor.of(scale, scale.shape, scale.dtype, scales, scale.check),

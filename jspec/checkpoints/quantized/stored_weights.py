@@ -24,7 +24,7 @@ from jspec.checkpoints.tensors.names import VALUES, Placement, with_values_apart
 from jspec.checkpoints.tensors.parts import Part, TensorPart, part_of
 from jspec.config import ModelConfig
 from jspec.config.decoder_params import parts_values
-from jspec.config.model_fields import HEAD
+from jspec.config.model_fields import EMBEDDING, HEAD
 from jspec.config.param_specs import of_experts
 from jspec.config.tensor_names import names_of
 from jspec.quantization.formats import OF_INPUTS, Format, format_of, num_groups
@@ -149,27 +149,33 @@ def _kept_params(
     """
     config: Any = layout.config
     model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
-    apart = tuple((name, "int8") for name in _values_apart(model, layout, found))
+    apart = tuple(
+        (name, "int8") for name in (*_values_apart(model, layout, found), *_embedding_apart(model, layout, found))
+    )
     model = dataclasses.replace(model, quantization="int8", other_formats=apart)  # any, for all of them
     table, every = with_values_apart(layout.table, model), _with_layers(config, model).stored_params()
     of_param: dict[str, dict[str, StoredParts | None]] = {}
     for name, at in table.items():
         if name in layout.tensors:
             of_param.setdefault(at.param, {})[name] = found[name]
-    alike = {param: _in_one_format(tensors, layout) for param, tensors in of_param.items() if param.endswith(WEIGHT)}
+    weights = {param: tensors for param, tensors in of_param.items() if param.endswith(WEIGHT) or param == EMBEDDING}
+    alike = {param: _in_one_format(tensors, layout) for param, tensors in weights.items()}
     forms = {param: next(iter(tensors.values())).form for param, tensors in alike.items() if tensors}
     maps, named = [name.removesuffix(WEIGHT) for name in every if name.endswith(WEIGHT)], dict(apart)
 
     def config_with(params: Iterable[str]):
         """The config of a model with these parameters in their formats, and none of its others quantised."""
         common = collections.Counter(forms[param].name for param in params for _ in alike[param]).most_common(1)[0][0]
-        kept = {param.removesuffix(WEIGHT): forms[param].name for param in params}
+        of_map = {EMBEDDING: HEAD} if model.tie_embeddings else {}
+        kept = {of_map.get(param, param.removesuffix(WEIGHT)): forms[param].name for param in params}
         others = [
-            (name, kept.get(name)) for name in dict.fromkeys((*maps, HEAD)) if name in named or kept.get(name) != common
+            (name, kept.get(name))
+            for name in dict.fromkeys((*maps, HEAD, *named))
+            if name in named or kept.get(name) != common
         ]
         return _with_layers(config, dataclasses.replace(model, quantization=common, other_formats=tuple(others)))
 
-    fitting = [param for param, form in forms.items() if param in every and _is_served(param, form)]
+    fitting = [param for param, form in forms.items() if param in every and _is_served(param, form, model)]
     if not fitting:
         return config, table, {}
     stored_as = config_with(fitting).stored_params()
@@ -191,12 +197,19 @@ def _values_apart(model: ModelConfig, layout: Layout, found: Mapping[str, Stored
             yield f"layers.{layer}.attention.values"
 
 
-def _is_served(param: str, form: Format) -> bool:
+def _embedding_apart(model: ModelConfig, layout: Layout, found: Mapping[str, StoredParts | None]) -> Iterator[str]:
+    """The name of the embedding if it is no output head and can be kept as it is stored."""
+    tensor = next((name for name, at in layout.table.items() if at.param == EMBEDDING), None)
+    if not model.tie_embeddings and found.get(tensor or "") is not None:
+        yield EMBEDDING
+
+
+def _is_served(param: str, form: Format, model: ModelConfig) -> bool:
     """Whether the kernels that read a parameter know its format, which those of heads of latents and of the output head need
     not."""
-    if form.scaled_inputs and param.endswith(_OF_LATENTS):
+    if model.latent is not None and param.endswith(_OF_LATENTS) and not form.serves_latents:
         return False
-    return param != _HEAD or form.serves_head(False)
+    return param not in (_HEAD, EMBEDDING) or form.serves_head(param == EMBEDDING)
 
 
 def _in_one_format(tensors: Mapping[str, StoredParts | None], layout: Layout) -> dict[str, StoredParts]:

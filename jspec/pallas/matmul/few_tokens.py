@@ -46,12 +46,12 @@ def tiling_of(
         return f"[{outputs}, {inputs}] is no multiple of [{whole}, {depth_unit}]"
     if not (one_order or weight.in_groups) and tokens > TOKEN_UNIT and tokens % TOKEN_UNIT:
         return f"{tokens} tokens are no multiple of {TOKEN_UNIT}"
-    if weight.scales_sums and (weight.group or inputs) < DEPTH_UNIT:
-        return f"groups of {weight.group} inputs are fewer than {DEPTH_UNIT}"
+    if weight.kind == "int8_groups" and (weight.zeros or (weight.group or inputs) >= DEPTH_UNIT):
+        return f"groups of {weight.group} integers have zeros, or {DEPTH_UNIT} or more inputs"
     tiles = outputs // LINES * parts_of_inputs(outputs, inputs, allow_partial_sums)[0]
     if tiles < _MIN_TILES and not one_order:  # whatever the tokens are: they get the same bits among any number
         return f"{tiles} tiles are fewer than {_MIN_TILES}, for half of a GPU"
-    bits = 4 if weight.packed else 8 * weight.numbers.dtype.itemsize
+    bits = weight.form.bits if weight.packed and weight.form else 8 * weight.numbers.dtype.itemsize
     return few_tokens_tiling(
         tokens,
         outputs,

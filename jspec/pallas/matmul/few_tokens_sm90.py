@@ -71,6 +71,8 @@ def few_tokens_matmul_kernel(
     if weight.kind in ("nvfp4", "mxfp8"):  # four scales are a word
         words = lax.bitcast_convert_type(weight.scale.reshape(outputs, -1, 4), jnp.int32)
         weight = dataclasses.replace(weight, scale=words)
+    if weight.form is not None and weight.form.levels:
+        weight = dataclasses.replace(weight, scale=lax.bitcast_convert_type(weight.scale, jnp.int32))
     if not (weight.is_plain or weight.per_channel):
         assert tiling.inputs == BLOCK or (weight.packed and tiling.inputs % BLOCK == 0), tiling
         assert BLOCK % tiling.outputs == 0, tiling

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jspec.pallas.matmul.sm90_codes import GroupNumbers, load_codes
 from jspec.pallas.matmul.sm90_registers import (
     MULTIPLIED,
     PER_LINE,
-    load_codes,
     load_mxfp8,
     load_nvfp4,
     numbers_of_mxfp8,
@@ -23,8 +24,10 @@ from jspec.pallas.matmul.sm90_registers import (
 from jspec.pallas.matmul.sm90_tiling import BLOCK, LINES, MosaicTiling
 from jspec.pallas.weights.table_codes import numbers_of
 from jspec.pallas.weights.unpack import CODE_SHRINK, SHRINK
-from jspec.quantization.codes import ZERO, unpack_codes
-from jspec.quantization.tables import TABLES, Table
+from jspec.quantization.codes import SHARING, unpack_codes
+from jspec.quantization.formats import SUPER, Format
+from jspec.quantization.levels import unpack_levels
+from jspec.quantization.tables import TABLES
 from jspec.quantization.weight import Weight, rounded_product
 
 
@@ -37,7 +40,7 @@ class SharedMemory(NamedTuple):
     """Shared memory of a program instance. A barrier with a number of stages has one part for each of them.
 
     Attributes:
-      weight: ``[stages, outputs of a tile, inputs]``, or half as many bytes of codes.
+      weight: ``[stages, outputs of a tile, inputs]``, or the bytes of their codes.
       x: ``[stages, tokens, inputs]``, or all parts of x.
       y: ``[warpgroups side by side, stored tokens, 64]``, results on their way out.
       sums: ``[warpgroups but the first in turn, side by side, outputs, tokens]``, float32.
@@ -61,14 +64,15 @@ class SharedMemory(NamedTuple):
     def types(cls, tiling: MosaicTiling, weight: Weight, x, dtype) -> "SharedMemory":
         swizzled = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
         parts = tiling.copies(x.shape[1]) if tiling.keep_x else tiling.num_stages
-        line = tiling.inputs // 2 if weight.packed else tiling.inputs
+        bits = weight.form.bits if weight.packed and weight.form else 8
+        line = tiling.inputs * bits // 8
         others = max(1, tiling.in_turns - 1)
         sums = (others, tiling.side_by_side, tiling.outputs, tiling.tokens) if tiling.in_turns > 1 else (1, 1, 8, 16)
         return cls(
             weight=plgpu.SMEM(
                 (tiling.num_stages, tiling.tile_outputs, line),
                 weight.numbers.dtype,
-                transforms=swizzled if weight.is_plain else transforms(line),
+                transforms=() if bits in SHARING else swizzled if weight.is_plain else transforms(line),
             ),
             x=plgpu.SMEM((parts, tiling.tokens, tiling.inputs), x.dtype, transforms=swizzled),
             y=plgpu.SMEM((tiling.side_by_side, tiling.stored_tokens, LINES), dtype),
@@ -147,34 +151,63 @@ class ScalesOfNumbers(Scales, abc.ABC):
 
 
 class CodeScales(ScalesOfNumbers):
-    """Those of a tile in codes of integers or of a table, and their zeros."""
+    """Those of a tile in codes of integers or of a table, and their zeros or offsets."""
+
+    @property
+    def form(self) -> Format:
+        assert self.weight.form is not None
+        return self.weight.form
 
     @property
     def shrink(self) -> float:
-        return CODE_SHRINK / (1.0 if self._table is None else self._table.factor)
+        return CODE_SHRINK / (TABLES[self.form.table].factor if self.form.table else 1.0)
 
-    def of_copy(self, copy) -> list[tuple[Any, ...]]:
-        group = min(self.weight.group or self.tiling.inputs, self.tiling.inputs)
-        which = ((0,), (1,)) if self.weight.zeros else ((),)
-        columns = self._columns(copy, self.tiling.inputs // group) if self.weight.group else [0]
-        groups = [tuple(self.of_outputs(column, *at) for at in which) for column in columns]
-        return [one for one in groups for _ in range(self.tiling.inputs // MULTIPLIED // len(groups))]
+    def of_copy(self, copy) -> list[list[GroupNumbers]]:
+        """The groups of each 64 inputs of a copy."""
+        inputs = self.tiling.inputs
+        if self.form.levels:
+            return [self._levels(copy, i) for i in range(inputs // MULTIPLIED)]
+        group = min(self.weight.group or inputs, inputs)
+        which = ((0,), (1,)) if self.form.zeros or self.form.offsets else ((),)
+        columns = self._columns(copy, inputs // group) if self.weight.group else [0]
+        groups = [GroupNumbers(*(self.of_outputs(column, *at) for at in which)) for column in columns]
+        each = max(MULTIPLIED * len(groups) // inputs, 1)  # groups of 64 inputs
+        return [groups[i * len(groups) * MULTIPLIED // inputs :][:each] for i in range(inputs // MULTIPLIED)]
+
+    def _levels(self, copy, i: int) -> list[GroupNumbers]:
+        """The groups of the i-th 64 inputs of a copy, whose integers are in one word."""
+        count, supers = SUPER // (self.form.group or SUPER), self.weight.scale.shape[1]
+        each = count * MULTIPLIED // SUPER
+        first = (copy * (self.tiling.inputs // MULTIPLIED) + i) * each  # of all groups, and of a word's
+        super_ = jnp.minimum(first // count, supers - 1)
+        word = lax.rem(first, jnp.int32(count)) // 4
+        words = (0, 1 + word, *((1 + count // 4 + word,) if self.form.offsets else ()))
+        numbers = [self._load(self.weight.scale, super_, at) for at in words]
+        return [GroupNumbers(*numbers)] * each
 
     def load_numbers(self, weight, first: int, scales):
-        scale, zero = (*scales, None)[:2]
-        return load_codes(weight, first, scale, zero, self._table)
+        return load_codes(weight, first, scales, self.form)
 
     def numbers_of(self, weight, scales: list[Any]):
-        scale, *zero = (jnp.repeat(jnp.stack(of, axis=1), MULTIPLIED, axis=1) for of in zip(*scales, strict=True))
-        codes, table = unpack_codes(weight, self.tiling.inputs), self._table
-        if table is not None:
+        form, groups = self.form, [group for of in scales for group in of]
+        found = [self._interpreted(group, i % 4) for i, group in enumerate(groups)]
+        scale, beside = (jnp.stack(numbers, axis=1) for numbers in zip(*found, strict=True))
+        scale, beside = (jnp.repeat(of, self.tiling.inputs // len(groups), axis=1) for of in (scale, beside))
+        codes = unpack_codes(weight, self.tiling.inputs, form.bits) if form.packed else weight
+        if form.table:
+            table = TABLES[form.table]
             return rounded_product(numbers_of(table, codes).astype(jnp.float32), scale) * np.float32(1 / table.factor)
-        return rounded_product(codes.astype(jnp.float32) - (zero[0] if zero else ZERO), scale)
+        numbers = codes.astype(jnp.float32) - (beside if form.zeros else form.middle)
+        return rounded_product(numbers, scale, beside if form.offsets else None)
 
-    @property
-    def _table(self) -> Table | None:
-        form = self.weight.form
-        return TABLES[form.table] if form is not None and form.table else None
+    def _interpreted(self, group: GroupNumbers, byte: int) -> tuple[Any, Any]:
+        """The scale of a group and its zero or offset, or 0. Integers of levels are that ``byte`` of their word."""
+        if not self.form.levels:
+            return group.scale, jnp.zeros_like(group.scale) if group.beside is None else group.beside
+        words = [group.scale, *([group.beside] if group.offsets is None else [group.beside, group.offsets])]
+        stacked = lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.uint32)
+        scale, offset = unpack_levels(stacked[..., None, :], self.form, rounded=True)
+        return scale[..., byte], jnp.zeros_like(scale[..., 0]) if offset is None else offset[..., byte]
 
 
 class _BytesOfScales(ScalesOfNumbers):
@@ -222,5 +255,6 @@ class NVFP4Scales(_BytesOfScales):
 
 def scales_of(weight: Weight, output, tiling: MosaicTiling) -> Scales:
     """The scales of a warpgroup's tile, whose attributes the arguments are."""
-    kinds = {"nvfp4": NVFP4Scales, "mxfp8": MXFP8Scales, "int4": CodeScales, "table": CodeScales}
-    return kinds.get(weight.kind, Scales)(weight, output, tiling)
+    kinds = {"nvfp4": NVFP4Scales, "mxfp8": MXFP8Scales}
+    codes = weight.form is not None and weight.form.rounds_products
+    return (CodeScales if codes else kinds.get(weight.kind, Scales))(weight, output, tiling)

@@ -16,27 +16,22 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from jspec.pallas.weights.table_codes import word_of
 from jspec.pallas.weights.unpack import (
-    CODE_SHRINK,
     FP8,
     FP8_PAIRS,
     FP8_PAIRS_TIMES,
     INT8,
     INT8_PAIRS,
     NVFP4_WORDS,
-    SCALED_CODES,
-    SCALED_DIFFERENCES,
     numbers_of_e2m1,
     numbers_of_e4m3,
     to_mma_order,
 )
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import unpack_codes
-from jspec.quantization.tables import Table
 
 _LINES, _CORE = 64, 8  # of the left operand; of a core matrix, of which a thread has a pair of inputs
-_PRODUCT = 16  # inputs that are multiplied at once, and the bytes that a swizzle moves together
+PRODUCT = 16  # inputs that are multiplied at once, and the bytes that a swizzle moves together
 MULTIPLIED = 64  # inputs whose numbers are multiplied by their scales together: four scales of NVFP4, two of MXFP8
 _MXFP8_GROUP = 32
 PER_LINE = plgpu.Layout.WGMMA.reduce(1)  # the layout of one number for each line of a left operand
@@ -44,7 +39,7 @@ _TILE = 128  # the most bytes of a line that are side by side in shared memory
 
 
 def transforms(line_bytes: int) -> tuple:
-    """How bytes of weights ``[outputs, line_bytes]`` lie in shared memory, for ``load_bfloat16`` and ``load_codes``."""
+    """How bytes of weights ``[outputs, line_bytes]`` lie in shared memory, for ``load_bfloat16`` and codes of four bits."""
     width = min(line_bytes, _TILE)
     return plgpu.TilingTransform((_CORE, width)), plgpu.SwizzleTransform(width)
 
@@ -65,26 +60,7 @@ def load_bfloat16(weight, first: int, inputs: int, ordered: bool = False):
     def fill(ref, by_core):
         read(ref, by_core, first, is_int8)
 
-    return _in_registers(weight, inputs, fill)
-
-
-def load_codes(weight, first: int, scale, zero=None, table: Table | None = None):
-    """In a kernel: 64 inputs of ``weight`` in codes as ``Weight.multiplied`` has them, divided by ``CODE_SHRINK``; bfloat16
-    ``[outputs, 64]`` in registers. Those of a table are also multiplied by its ``factor``.
-
-    Args:
-      weight: a ref in shared memory with ``transforms``, uint8 ``[outputs, bytes]``, of a multiple of 64 outputs.
-      first: the first of the inputs, a multiple of 64.
-      scale: that of the inputs, float32 ``[outputs]`` in the layout of one number for each line.
-      zero: the same of zeros; None for 8.
-      table: of the codes; None if they are integers.
-    """
-    zeros = () if zero is None else (zero,)
-
-    def fill(ref, by_core, *by_line):
-        _read_codes(ref, by_core, first, table, *by_line)
-
-    return _in_registers(weight, MULTIPLIED, fill, scale, *zeros)
+    return in_registers(weight, inputs, fill)
 
 
 def load_nvfp4(weight, first: int, scales):
@@ -92,7 +68,7 @@ def load_nvfp4(weight, first: int, scales):
     ``[outputs, 64]`` in registers.
 
     Args:
-      weight: as for ``load_codes``.
+      weight: a ref in shared memory with ``transforms``, uint8 ``[outputs, bytes]``, of a multiple of 64 outputs.
       first: the first of the inputs, a multiple of 64.
       scales: int32 ``[outputs]`` in the layout of one number for each line: the bits of the four scales, the first lowest.
     """
@@ -100,7 +76,7 @@ def load_nvfp4(weight, first: int, scales):
     def fill(ref, by_core, scales):
         _read_nvfp4(ref, by_core, first, scales)
 
-    return _in_registers(weight, MULTIPLIED, fill, scales)
+    return in_registers(weight, MULTIPLIED, fill, scales)
 
 
 def load_mxfp8(weight, first: int, scales):
@@ -116,24 +92,24 @@ def load_mxfp8(weight, first: int, scales):
     def fill(ref, by_core, scales):
         _read_pairs(ref, by_core, first, False, scales)
 
-    return _in_registers(weight, MULTIPLIED, fill, scales)
+    return in_registers(weight, MULTIPLIED, fill, scales)
 
 
-def _in_registers(weight, inputs: int, fill, *by_line):
+def in_registers(weight, inputs: int, fill, *by_line, transformed: bool = True):
     """A left operand ``[outputs, inputs]`` of bfloat16, whose registers ``fill(ref, registers, *by_line)`` makes.
 
     The axes of ``registers`` are 64 lines, products, the two core matrices of a product, and the two lines of a thread.
-    ``by_line`` has a number for each line."""
+    ``by_line`` has a number for each line. ``transformed`` says whether the ref has ``transforms``."""
     lines = weight.shape[0]
 
     @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(transforms(weight.shape[1])), *(PER_LINE for _ in by_line)),
+        arg_types=(plgpu.RefType(transforms(weight.shape[1]) if transformed else ()), *(PER_LINE for _ in by_line)),
         return_type=plgpu.ShapeDtypeStruct((lines, inputs), jnp.bfloat16, layout=plgpu.Layout.WGMMA),
     )
     def load(_, ref, *by_line):
         layout = mgpu.WGMMA_LAYOUT
         registers = np.empty(layout.registers_shape((lines, inputs)), dtype=object)
-        fill(ref, registers.reshape(lines // _LINES, inputs // _PRODUCT, 2, 2), *by_line)
+        fill(ref, registers.reshape(lines // _LINES, inputs // PRODUCT, 2, 2), *by_line)
         return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
     return load(weight, *by_line)  # pyright: ignore[reportCallIssue]  # jax passes the context
@@ -181,7 +157,7 @@ def rounded_times(sums, number: float, by_line=None):
         by_core, results = (of.reshape(sums.shape[0] // _LINES, -1, 2) for of in (sums.registers, registers))
         for lines, half in np.ndindex(by_core.shape[0], 2):
             factor = mgpu.c(number, f32)
-            factor = arith.mulf(factor, _of_line(by_line[0], lines, half)) if by_line else factor
+            factor = arith.mulf(factor, of_line(by_line[0], lines, half)) if by_line else factor
             for core in range(by_core.shape[1]):
                 pair = by_core[lines, core, half]
                 for i in range(2):
@@ -219,69 +195,49 @@ def _read_pairs(ref, by_core, first: int, is_int8: bool, scales=None):
     """Fill the registers of a thread: for each line and product, it reads two pairs of inputs. FP8 numbers may have
     ``scales`` of MXFP8."""
     i16, i32 = ir.IntegerType.get_signless(16), ir.IntegerType.get_signless(32)
-    shared, asm = _Tile(ref), INT8_PAIRS if is_int8 else FP8_PAIRS
+    shared, asm = Tile(ref), INT8_PAIRS if is_int8 else FP8_PAIRS
     pair, factors = arith.muli(shared.quarter, mgpu.c(2, i32)), {}
     if scales is not None:
-        asm, places = FP8_PAIRS_TIMES, {(first + i * _PRODUCT) // _MXFP8_GROUP for i in range(by_core.shape[1])}
+        asm, places = FP8_PAIRS_TIMES, {(first + i * PRODUCT) // _MXFP8_GROUP for i in range(by_core.shape[1])}
         factors = {at: _factor(scales, *at) for at in itertools.product(range(by_core.shape[0]), range(2), places)}
     for product in range(by_core.shape[1]):
-        base = shared.piece(first // _PRODUCT + product, pair)
+        base = shared.piece(first // PRODUCT + product, pair)
         for lines, half in np.ndindex(by_core.shape[0], 2):
             pieces = [
                 arith.extui(i32, llvm.load(i16, shared.at(base, lines, half, core * _CORE), alignment=2))
                 for core in range(2)
             ]
-            group = (first + product * _PRODUCT) // _MXFP8_GROUP
+            group = (first + product * PRODUCT) // _MXFP8_GROUP
             factor = () if scales is None else (factors[lines, half, group],)
-            by_core[lines, product, :, half] = _unpacked(asm, *pieces, *factor)
+            by_core[lines, product, :, half] = unpacked(asm, *pieces, *factor)
 
 
 def _read_ordered(ref, by_core, first: int, is_int8: bool):
     """Fill the registers of a thread: of each line, it reads 16 bytes for four products."""
     i32, zero = ir.IntegerType.get_signless(32), mgpu.c(0, ir.IntegerType.get_signless(32))
-    shared, asm, words = _Tile(ref), INT8 if is_int8 else FP8, ir.VectorType.get((4,), i32)
+    shared, asm, words = Tile(ref), INT8 if is_int8 else FP8, ir.VectorType.get((4,), i32)
     for column in range(by_core.shape[1] // 4):
-        base = shared.piece(first // _PRODUCT + 4 * column, zero, shared.quarter)
+        base = shared.piece(first // PRODUCT + 4 * column, zero, shared.quarter)
         for lines, half in np.ndindex(by_core.shape[0], 2):
-            read = llvm.load(words, shared.at(base, lines, half), alignment=_PRODUCT)
+            read = llvm.load(words, shared.at(base, lines, half), alignment=PRODUCT)
             for product in range(4):
-                by_core[lines, 4 * column + product, :, half] = _unpacked(asm, vector.extract(read, [], [product]))
-
-
-def _read_codes(ref, by_core, first: int, table: Table | None, scale, zero=None):
-    """Fill the registers of a thread: for each line and 32 inputs, it reads a word."""
-    i32 = ir.IntegerType.get_signless(32)
-    shared, by_word = _Tile(ref), 2 * _PRODUCT
-    byte = arith.muli(shared.quarter, mgpu.c(4, i32))
-    for lines, half in np.ndindex(by_core.shape[0], 2):
-        one = _of_line(scale, lines, half)
-        if table is not None:
-            asm, factors = word_of(table), (_twice(one, 2.0**126 / CODE_SHRINK),)
-        elif zero is None:
-            asm, factors = SCALED_CODES, tuple(_twice(one, by / CODE_SHRINK) for by in (2.0**133, 2.0**129, -8.0))
-        else:
-            less = _twice(_of_line(zero, lines, half), -1 / CODE_SHRINK)
-            asm, factors = SCALED_DIFFERENCES, (less, _twice(one, 1.0))
-        for column in range(by_core.shape[1] // 2):
-            at = shared.at(shared.piece(first // by_word + column, byte), lines, half)
-            pairs = _unpacked(asm, llvm.load(i32, at, alignment=4), *factors, count=4)
-            by_core[lines, 2 * column : 2 * column + 2, :, half] = np.array(pairs, dtype=object).reshape(2, 2)
+                by_core[lines, 4 * column + product, :, half] = unpacked(asm, vector.extract(read, [], [product]))
 
 
 def _read_nvfp4(ref, by_core, first: int, scales):
-    """Fill the registers of a thread as ``_read_codes`` does, by two words of each line and the word of their scales."""
+    """Fill the registers of a thread by two words of each line and the word of their scales."""
     i32 = ir.IntegerType.get_signless(32)
-    shared = _Tile(ref)
+    shared = Tile(ref)
     byte = arith.muli(shared.quarter, mgpu.c(4, i32))
     for word, asm in enumerate(NVFP4_WORDS):
-        base = shared.piece(first // (2 * _PRODUCT) + word, byte)
+        base = shared.piece(first // (2 * PRODUCT) + word, byte)
         for lines, half in np.ndindex(by_core.shape[0], 2):
             code = llvm.load(i32, shared.at(base, lines, half), alignment=4)
-            pairs = _unpacked(asm, code, _of_line(scales, lines, half), count=4)
+            pairs = unpacked(asm, code, of_line(scales, lines, half), count=4)
             by_core[lines, 2 * word : 2 * word + 2, :, half] = np.array(pairs, dtype=object).reshape(2, 2)
 
 
-def _of_line(numbers, lines: int, half: int):
+def of_line(numbers, lines: int, half: int):
     """The number of a line of the thread."""
     number = numbers.registers.reshape(-1, 2)[lines, half]
     return vector.extract(number, [], [0]) if isinstance(number.type, ir.VectorType) else number
@@ -290,21 +246,21 @@ def _of_line(numbers, lines: int, half: int):
 def _factor(scales, lines: int, half: int, group: int):
     """2^120 times the scale of a group of a line of the thread, twice in a word."""
     i32 = ir.IntegerType.get_signless(32)
-    scale = arith.shrui(_of_line(scales, lines, half), mgpu.c(8 * (group % 4), i32))
+    scale = arith.shrui(of_line(scales, lines, half), mgpu.c(8 * (group % 4), i32))
     twice_scale = arith.muli(
         arith.andi(scale, mgpu.c(255, i32)), mgpu.c(0x00800080, i32)
     )  # each in the exponent's bits
     return arith.addi(twice_scale, mgpu.c(120 * 0x00800080, i32))
 
 
-def _twice(number, by: float):
+def twice_in_word(number, by: float):
     """A float32 times a power of two, rounded to bfloat16, twice in a word."""
     i32, f32 = ir.IntegerType.get_signless(32), ir.F32Type.get()
     scaled = arith.mulf(number, mgpu.c(by, f32))
     return llvm.inline_asm(i32, [scaled], "cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,f")
 
 
-class _Tile:
+class Tile:
     """Where a thread finds its numbers. Thread t of a warp has the lines t / 4 and t / 4 + 8 of the warp's sixteen.
 
     ``ref`` has tiles of eight lines one after the other, of as many bytes as ``transforms`` says, in pieces of 16 bytes
@@ -326,10 +282,10 @@ class _Tile:
 
     def piece(self, number: int, byte, further=None):
         """A pointer to a byte of a piece in the first line: piece ``number`` of the line, or ``further`` behind it."""
-        tile, inside = divmod(number, self.width // _PRODUCT)
+        tile, inside = divmod(number, self.width // PRODUCT)
         swizzle = self.line if self.width == _TILE else arith.divui(self.line, self._c(_TILE // self.width))
         index = self._c(inside) if further is None else arith.addi(further, self._c(inside))
-        moved = arith.muli(arith.xori(index, swizzle), self._c(_PRODUCT))
+        moved = arith.muli(arith.xori(index, swizzle), self._c(PRODUCT))
         offset = arith.addi(arith.addi(self.own, byte), arith.addi(moved, self._c(tile * self.strides[1])))
         return mgpu.utils.getelementptr(self.start, [offset], self.i8)
 
@@ -339,7 +295,7 @@ class _Tile:
         return mgpu.utils.getelementptr(base, [offset], self.i8)
 
 
-def _unpacked(asm: str, *words, count: int = 2):
+def unpacked(asm: str, *words, count: int = 2):
     """``count`` pairs of bfloat16, of the bytes of some words."""
     i32, pair = ir.IntegerType.get_signless(32), ir.VectorType.get((2,), ir.BF16Type.get())
     constraints = ",".join(["=&r"] * count + ["r"] * len(words))  # no result takes the place of a word

@@ -122,7 +122,7 @@ def few_tokens_tiling(
     scales_sums: bool = False,
     in_groups: bool = False,
 ) -> MosaicTiling:
-    """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of 4, 8 or 16 bits, with partial sums only if
+    """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of 4 to 6, 8 or 16 bits, with partial sums only if
     ``allow_partial_sums``.
 
     Tensor cores add the products of 16 inputs after those of the 16 before, whatever the tile. So the result of a token has
@@ -142,7 +142,7 @@ def few_tokens_tiling(
     tile_tokens = TOKEN_UNIT * pl.cdiv(pl.cdiv(tokens, token_tiles), TOKEN_UNIT)
     one = MosaicTiling(LINES, tile_tokens, 0, 0, num_splits=splits, in_sequence=parts)
     if tokens <= _FEW:
-        sides = (4, 2, 1) if parts == splits == 1 and bits < 16 and (bits == 4 or tokens <= _VERY_FEW) else (2, 1)
+        sides = (4, 2, 1) if parts == splits == 1 and bits < 16 and (bits < 8 or tokens <= _VERY_FEW) else (2, 1)
         turns = parts if bits < 16 or tokens <= _VERY_FEW else 1
         divided = [one._replace(side_by_side=side, in_turns=turns, in_sequence=parts // turns) for side in sides]
     else:
@@ -151,7 +151,7 @@ def few_tokens_tiling(
         if splits == parts == 1 and outputs % tall.tile_outputs == 0 and not scales_sums:  # x is read less often
             if tokens > _MANY:
                 divided = [tall._replace(tokens=128)]
-            elif bits > 4:
+            elif bits >= 8:
                 divided = [tall, *divided]
         if splits > 1:  # partial sums of so many tokens take longer to write and to read than to add up here
             whole = one._replace(tokens=min(tile_tokens, 128), side_by_side=2, num_splits=1, in_sequence=splits)
@@ -168,7 +168,7 @@ def _with_copies(
     tiling: MosaicTiling, inputs: int, bits: int, result_bytes: int, tokens: int, in_groups: bool
 ) -> MosaicTiling:
     """With as large copies as leave several under way, and all of x in shared memory where it takes little."""
-    depths = {4: (2 * BLOCK, BLOCK), 8: (BLOCK,) if in_groups else (BLOCK, DEPTH_UNIT), 16: (BLOCK, DEPTH_UNIT)}[bits]
+    depths = {8: (BLOCK,) if in_groups else (BLOCK, DEPTH_UNIT), 16: (BLOCK, DEPTH_UNIT)}.get(bits, (2 * BLOCK, BLOCK))
     deep = [
         _with_stages(tiling._replace(inputs=depth), inputs, result_bytes, bits)
         for depth in depths

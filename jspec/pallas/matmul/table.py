@@ -24,6 +24,7 @@ from jspec.pallas.matmul.reference import matmul_reference, per_feature
 from jspec.pallas.matmul.sm90_tiling import MosaicTiling
 from jspec.pallas.matmul.w8a8 import w8a8_matmul, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul, weight_only_matmul_reference
+from jspec.quantization.formats import KINDS
 from jspec.quantization.weight import Weight
 
 
@@ -106,7 +107,7 @@ def xla_matmul(product: Product) -> Any:
 
 _UNLIMITED = range(sys.maxsize)
 _BF16, _FLOATS = ("bfloat16",), ("bfloat16", "float32")
-_FOUR_BITS, _EIGHT_BITS = ("int4", "table", "nvfp4", "mxfp4"), ("int8", "fp8")
+_CODES, _EIGHT_BITS = tuple(form.kind for form in KINDS.values() if form.packed), ("int8", "fp8")
 _GROUPS_OF_EIGHT = ("fp8_block", "mxfp8", "int8_groups")
 
 
@@ -131,7 +132,7 @@ class Row(dispatch.Row):
     name: str
     compute: Callable[[Product], jax.Array | PartialSums]
     activations: tuple[str, ...] = ("int8", "float8_e4m3fn", *_FLOATS)
-    weights: tuple[str, ...] = (*_FOUR_BITS, *_EIGHT_BITS, *_GROUPS_OF_EIGHT, *_FLOATS)
+    weights: tuple[str, ...] = (*_CODES, *_EIGHT_BITS, *_GROUPS_OF_EIGHT, *_FLOATS)
     tokens: range = _UNLIMITED
     numbers: range = _UNLIMITED
     inputs: range = _UNLIMITED
@@ -205,16 +206,17 @@ TABLE = (
     ),
     # [28672, 4096] with 1, 16, 80 and 320 tokens: 23, 24, 37 and 123 us on an H200, and of NVFP4 40, 44, 54 and 145. The row
     # that follows took 36, 36, 121 and 447 on an H100, and of NVFP4 51, 51, 131 and 375.
-    _few_tokens("few tokens, four bits", weights=("int4", "table", "nvfp4")),
+    _few_tokens("few tokens, codes", weights=tuple(kind for kind in _CODES if kind != "mxfp4")),
     # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32. MXFP4 is multiplied here,
     # too.
-    Row("four bits", _weight_only, activations=_BF16, weights=_FOUR_BITS),
+    Row("codes", _weight_only, activations=_BF16, weights=_CODES),
     # [28672, 4096] with 16, 80, 320 and 2,048 tokens: 36, 43, 120 and 730 us on an H200. The rows that follow take 41, 72,
     # 224 and 867. XLA's product of five is faster, and so is a whole round of one, which it multiplies as eight.
     _few_tokens("few tokens, eight bits", weights=_EIGHT_BITS, tokens=range(9, sys.maxsize)),
     # With 1, 16, 80 and 320 tokens: 37, 36, 55 and 159 us. The row that follows takes 40, 44, 157 and 431. Tokens that are
     # no whole eights are copied with zeros first.
     _few_tokens("few tokens, FP8 blocks", weights=("fp8_block", "mxfp8")),
+    _few_tokens("few tokens, small groups", weights=("int8_groups",)),
     # XLA would write the dequantised weight; with many tokens it was not compared.
     Row("groups, eight bits", _weight_only, activations=_BF16, weights=_GROUPS_OF_EIGHT),
     # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.

@@ -28,11 +28,19 @@ from jspec.pallas.triton import (
     tile_indices,
     tile_mask,
 )
-from jspec.pallas.weights.tiles import load_channel_factor, shrink_of, unpack_half, with_bits_of_scales
+from jspec.pallas.weights.tiles import (
+    load_channel_factor,
+    load_group,
+    load_packed,
+    shrink_of,
+    unpack_half,
+    with_bits_of_scales,
+)
 from jspec.pallas.weights.unpack import (
     ORDER_INPUTS,
     SHRINK,
     input_indices,
+    times_plus,
     to_mma_order,
     unpack_eight_bits,
     unpack_mxfp8,
@@ -43,6 +51,7 @@ from jspec.quantization.weight import Weight
 
 _FEW_TOKENS = 32  # their sums are small: split-K makes several program instances for each multiprocessor
 _INSTANCES, _MULTIPROCESSORS = 190, 132  # the fewest program instances, for few tokens and for more
+_SMALL = 32  # inputs whose bytes of codes are by themselves: those of smaller groups alternate
 _MIN_TRIPS = 2  # of an instance, with split-K
 _PARTIAL_SUMS = 4  # float32 partial sums have at most one in this many of the bytes of the weight
 
@@ -162,14 +171,16 @@ def _eight_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: Mat
     [x_ref] = x_refs
     if not weight.scales_sums:
         return [([_eight_bit_tiles(x_ref, weight, token, output, trip, tiling.inputs, tiling)], None)]
-    in_one = weight.scale.shape[1] == 1
+    in_one = weight.group is None or weight.group >= weight.inputs
     size = GROUP if in_one else weight.group or GROUP
     operands, count = [], tiling.inputs // size
     for block in (trip * count + i for i in range(count)):
-        scale, zero = _scale_and_zero(weight, output, 0 if in_one else block)
+        scale, zero, _ = _scale_and_zero(weight, output, 0 if in_one else block)
         weights, x = _eight_bit_tiles(x_ref, weight, token, output, block, size, tiling)
         if zero is not None:
             weights -= broadcast_columns(zero * jnp.asarray(1 / SHRINK, jnp.bfloat16), size)
+        if weight.form is not None and weight.form.rounds_products:
+            weights, scale = weights * broadcast_columns(scale.astype(jnp.bfloat16), size), None
         operands.append(([(weights, x)], scale))
     return operands
 
@@ -189,35 +200,59 @@ def _eight_bit_tiles(x_ref, weight: Weight, token, output, block, size: int, til
 def _four_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: MatmulTiling):
     """In a kernel: the same of codes, which are multiplied by their scales; ``x_refs`` are ``in_code_order``. A tile has the
     low or the high halves of a group's bytes, or of a block's if a group has more inputs."""
-    size, in_one = tiling.inputs // 2, weight.scale.shape[1] == 1
-    group = weight.group or BLOCK
-    width = HALF if in_one else min(group, BLOCK) // 2
+    size, in_one = tiling.inputs // 2, weight.group is None
+    form, group = weight.form, weight.group or BLOCK
+    width = HALF if in_one else max(min(group, BLOCK), _SMALL) // 2
     operands = []
+
+    def load(place):
+        return load_tile(weight.numbers, output, place, size * (form.block_bytes if form else HALF) // HALF)
+
     for start in range(0, size, width):
         at = trip * size + start + jnp.arange(width, dtype=jnp.int32)
-        packed = load_tile(weight.numbers, output, at, size)
-        place = 0 if in_one else trip * (tiling.inputs // group) + start // width
-        scale, zero = _scale_and_zero(weight, output, place)
+        packed, other = load_packed(form, load, at)
+        place = 0 if in_one else trip * (tiling.inputs // group) + 2 * start // group
+        scale, zero, offset = _of_bytes(weight, output, place, width)
         xs = (load_tile(x_ref, token, at, size) for x_ref in x_refs)
-        by = broadcast_columns(scale.astype(jnp.bfloat16), width)
-        halves = (unpack_half(weight.form, packed, high, zero=zero) * by for high in (False, True))
+        halves = (unpack_half(form, packed, high, zero=zero, other=other) for high in (False, True))
+        if offset is None:
+            halves = (half * scale for half in halves)
+        else:
+            halves = (times_plus(half, scale, offset) for half in halves)
         operands.append((list(zip(halves, xs, strict=True)), None))
     return operands
 
 
-def _scale_and_zero(weight: Weight, output, group) -> tuple[Any, Any]:
-    """In a kernel: the scales, float32 ``[outputs]``, and the zeros, bfloat16 ``[outputs]`` or None, of a group of codes; 0
-    past the ends."""
-    scale_ref, (outputs, groups) = weight.scale, weight.scale.shape[:2]
+def _of_bytes(weight: Weight, output, group, width: int) -> tuple[Any, Any, Any]:
+    """In a kernel: of the codes in ``width`` bytes the scales, bfloat16 ``[outputs, width]``, the zeros, bfloat16
+    ``[outputs]`` or None, and the offsets divided by ``SHRINK`` as the scales are, or None. Bytes of two small groups
+    alternate (``jspec.quantization.codes``)."""
+    scale, zero, offset = _scale_and_zero(weight, output, group)
+    of_group = [scale, *(() if offset is None else (offset,))]
+    tiles = [broadcast_columns(one, width) for one in of_group]
+    if (weight.group or BLOCK) < _SMALL:
+        next_scale, _, next_offset = _scale_and_zero(weight, output, group + 1)
+        odd = broadcast_columns(jnp.arange(width, dtype=jnp.int32) % 2 == 1, len(output)).T
+        others = (broadcast_columns(one, width) for one in (next_scale, next_offset) if one is not None)
+        tiles = [jnp.where(odd, other, tile) for tile, other in zip(tiles, others, strict=True)]
+    scale, offset = (*(tile.astype(jnp.bfloat16) for tile in tiles), None)[:2]
+    return scale, zero, offset
 
-    def load(*which):
-        mask = (output < outputs) & (group < groups)
-        return pltriton.load(scale_ref.at[(output, group, *which)], mask=mask, other=0.0)
 
-    if not weight.zeros:
-        return load().astype(jnp.float32), None
-    scale, zero = load(0), load(1)
-    return scale.astype(jnp.float32), zero.astype(jnp.bfloat16)
+def _scale_and_zero(weight: Weight, output, group) -> tuple[Any, Any, Any]:
+    """In a kernel: of a group of codes the scales, float32 ``[outputs]``, the zeros, bfloat16 ``[outputs]`` or None, and the
+    offsets divided by ``SHRINK``, float32 ``[outputs]`` or None; 0 past the ends."""
+    scale_ref, (outputs, count) = weight.scale, weight.scale.shape[:2]
+
+    def load(first, *which):
+        mask = (output < outputs) & (first < count)
+        none = 0 if jnp.issubdtype(scale_ref.dtype, jnp.integer) else 0.0
+        return pltriton.load(scale_ref.at[(output, first, *which)], mask=mask, other=none)
+
+    scale, zero, offset = load_group(
+        weight.form, load, jnp.int32(group), weight.form is not None and weight.form.rounds_products
+    )
+    return scale, zero if zero is None else zero.astype(jnp.bfloat16), offset if offset is None else offset / SHRINK
 
 
 def _e2m1_operands(x_refs, weight: Weight, token, output, trip, tiling: MatmulTiling):

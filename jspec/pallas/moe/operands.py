@@ -3,6 +3,7 @@ weights, unpacked."""
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.moe.tiles import ExpertMap, ExpertTile, ExpertTiling
 from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
 from jspec.pallas.weights.mxfp4_pairs import unpack_groups
-from jspec.pallas.weights.tiles import load_or_zero, shrink_of, unpack_half
+from jspec.pallas.weights.tiles import load_group, load_or_zero, load_packed, shrink_of, unpack_half
 from jspec.pallas.weights.unpack import ORDER_INPUTS, SHRINK, to_mma_order, unpack_eight_bits, unpack_mxfp8
 from jspec.quantization.codes import HALF
 from jspec.quantization.formats import GROUP as BLOCK
@@ -21,6 +22,7 @@ from jspec.quantization.formats import Format
 from jspec.quantization.mxfp4_pairs import GROUP, PAIR, num_pairs
 from jspec.quantization.weight import Weight
 
+_ALTERNATING = 4  # groups of a block, of which more have bytes of codes that are not side by side
 _FEW = 32  # assignments of a tile, up to which unpacked weights of ``mxfp4_pairs`` are the left operand
 
 
@@ -182,13 +184,17 @@ class _InBlocks(Operands):
     @property
     def in_one_group(self) -> bool:
         """Whether all inputs of an output channel share a scale."""
-        return self.weight.scale.shape[2] == 1
+        return self.weight.group is None or self.weight.group >= self.width
 
     def scale_and_zero(self, output, group) -> tuple[Any, Any]:
         """The scales of a group, and its zeros or None, float32 ``[outputs]``."""
-        which = [(0,), (1,)] if self.form.zeros else [()]
-        found = [self.load_of(self.weight.scale, output, group, *index).astype(jnp.float32) for index in which]
-        return found[0], found[1] if len(found) > 1 else None
+        load = functools.partial(self.load_of, self.weight.scale, output)
+        return load_group(self.form, load, jnp.int32(group), self.rounds)[:2]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether products of numbers and scales are rounded to bfloat16."""
+        return self.form.rounds_products and self.x_ref.dtype == jnp.bfloat16
 
     def load_bytes_of_scales(self, i, output):
         """The scales of a block that multiply its numbers, uint8 ``[outputs, groups]``."""
@@ -242,6 +248,11 @@ class _GroupOperands(_InBlocks, _PlainOperands):
             if zero is not None:
                 shrunk = zero / SHRINK if x.dtype == jnp.bfloat16 else zero
                 of_output -= broadcast_columns(shrunk.astype(x.dtype), self.depth)
+            if self.rounds:
+                of_output, scale = (
+                    of_output * broadcast_columns(scale.astype(x.dtype), self.depth),
+                    jnp.ones_like(scale),
+                )
             weights.append((of_output, scale))
         return [(x, weights)]
 
@@ -263,7 +274,7 @@ class _GroupOperands(_InBlocks, _PlainOperands):
 
 
 class _InHalves(_InBlocks):
-    """Operands of codes of four bits: x of the low and of the high halves of bytes, and the numbers of these halves."""
+    """Operands of codes of up to six bits: x of the low and of the high halves of bytes, and the numbers of these halves."""
 
     def load_x(self, at) -> list[Any]:
         """x of the low and of the high halves of bytes ``at [n]``, ``[assignments, n]`` each."""
@@ -272,7 +283,7 @@ class _InHalves(_InBlocks):
             load_or_zero(self.x_ref.at[tile_indices(self.line, self.width // 2 * high + at)], mask) for high in (0, 1)
         ]
 
-    def load_packed(self, output, at):
+    def load_bytes(self, output, at):
         """Bytes ``at [n]`` of the weight, ``[outputs, n]``."""
         mask = None if self.output_mask is None else broadcast_columns(self.output_mask, at.shape[0])
         return load_or_zero(self.weight.numbers.at[self.tile.expert, *tile_indices(output, at)], mask)
@@ -295,32 +306,43 @@ class _CodeOperands(_InHalves):
     """Operands of codes of integers and of tables."""
 
     def _weights(self, i, output, at) -> list[Any]:
-        packed = self.load_packed(output, at)
-        scale, zero = (self._of_groups(i, output, which) for which in (0, 1))
-        return [unpack_half(self.form, packed, high, scale, zero, self.x_ref.dtype) for high in (False, True)]
+        packed, other = load_packed(self.form, functools.partial(self.load_bytes, output), at)
+        scale, zero, offset = self._of_groups(i, output)
+        how: Any = {"dtype": self.x_ref.dtype, "offset": offset, "other": other}
+        return [unpack_half(self.form, packed, high, scale, zero, **how) for high in (False, True)]
 
-    def _of_groups(self, i, output, which: int):
-        """The scale of the group of each byte of block i (``which`` = 0), or its zero (1), float32 ``[outputs, HALF]``; None
-        for what there is not."""
-        if which and not self.form.zeros:
-            return None
-        count = 1 if self.in_one_group else BLOCK // (self.form.group or BLOCK)
+    def _of_groups(self, i, output) -> list[Any]:
+        """Of the group of each byte of block i its scale, zero and offset, float32 ``[outputs, HALF]`` or None."""
+        count = 1 if self.in_one_group else max(BLOCK // (self.form.group or BLOCK), 1)
         group, ref = block_ids(0 if self.in_one_group else i, count), self.weight.scale
-        mask = broadcast_columns(group < ref.shape[2], output.shape[0]).T
-        mask = mask if self.output_mask is None else mask & broadcast_columns(self.output_mask, count)
-        at = (*tile_indices(output, group), *((which,) if self.form.zeros else ()))
-        numbers = pltriton.load(ref.at[(self.tile.expert, *at)], mask=mask, other=0.0).astype(jnp.float32)
-        return jnp.broadcast_to(numbers[:, :, None], (*numbers.shape, HALF // count)).reshape(-1, HALF)
+
+        def load(first, *which):
+            mask = broadcast_columns(first < ref.shape[2], output.shape[0]).T
+            mask = mask if self.output_mask is None else mask & broadcast_columns(self.output_mask, count)
+            index = tile_indices(output, first)
+            which = (broadcast_columns(at, output.shape[0]).T if jnp.ndim(at) else at for at in which)
+            none = 0 if jnp.issubdtype(ref.dtype, jnp.integer) else 0.0
+            return pltriton.load(ref.at[(self.tile.expert, *index, *which)], mask=mask, other=none)
+
+        return [None if of is None else _of_bytes(of, count) for of in load_group(self.form, load, group, self.rounds)]
 
     def channel_scale(self, output):
         return jnp.full(output.shape, shrink_of(self.form, scaled=True), jnp.float32)
+
+
+def _of_bytes(of_groups, count: int):
+    """Numbers of the groups of a block, ``[outputs, count]``, for the bytes of their codes ``[outputs, HALF]``."""
+    if count > _ALTERNATING:  # bytes of two groups alternate
+        pairs = of_groups.reshape(-1, count // 2, 1, 2)
+        return jnp.broadcast_to(pairs, (*pairs.shape[:2], HALF // count, 2)).reshape(-1, HALF)
+    return jnp.broadcast_to(of_groups[:, :, None], (*of_groups.shape, HALF // count)).reshape(-1, HALF)
 
 
 class _E2M1Operands(_InHalves):
     """Operands of NVFP4 and MXFP4."""
 
     def _weights(self, i, output, at) -> list[Any]:
-        scale, packed = self.load_bytes_of_scales(i, output), self.load_packed(output, at)
+        scale, packed = self.load_bytes_of_scales(i, output), self.load_bytes(output, at)
         return [unpack_half(self.form, packed, high, scale, None, self.x_ref.dtype) for high in (False, True)]
 
     def channel_scale(self, output):

@@ -7,6 +7,8 @@ output channel, multiplies queries before their product with a tile, and sums af
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +16,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, tile_indices
-from jspec.pallas.weights.table_codes import unpack_table
+from jspec.pallas.weights.table_codes import shrink_of_table, unpack_table
 from jspec.pallas.weights.unpack import (
     CODE_SHRINK,
     MXFP4_SHRINK,
     SHRINK,
+    times_plus,
+    unpack_eight_bits,
     unpack_four_bits,
     unpack_mxfp4,
     unpack_mxfp8,
     unpack_nvfp4,
     unpack_scaled_codes,
 )
-from jspec.quantization.codes import ZERO, in_input_order
-from jspec.quantization.formats import Format
+from jspec.quantization.codes import ZERO, in_input_order, other_bits_of, place_of_byte
+from jspec.quantization.formats import SUPER, Format
 from jspec.quantization.tables import TABLES
 from jspec.quantization.weight import Weight
 
@@ -46,7 +50,25 @@ def load_or_zero(at, mask):
     return pltriton.load(at, mask=mask, other=None if mask is None else 0)
 
 
-def unpack_half(form: Format | None, packed, high: bool, scale=None, zero=None, dtype=jnp.bfloat16):
+def load_packed(form: Format | None, load: Callable[[Any], Any], at) -> tuple[Any, Any]:
+    """The bytes with the lowest four bits of codes, uint8 ``[channels, n]``, and the other bits of their two codes, those of
+    the low one first; None if there are none.
+
+    Args:
+      form: that of the codes.
+      load: returns bytes by their places in a row, int32 ``[n]``.
+      at: int32 ``[n]``, which of the bytes with lowest bits.
+    """
+    assert form is not None
+    if form.bits == 4:
+        return load(at), None
+    place, shift = other_bits_of(at, form.bits)
+    return load(place_of_byte(at, form.bits)), load(place) >> shift.astype(jnp.uint8)[None, :]
+
+
+def unpack_half(
+    form: Format | None, packed, high: bool, scale=None, zero=None, dtype=jnp.bfloat16, *, offset=None, other=None
+):
     """The numbers of the low or the high halves of bytes, uint8 ``[channels, n]``, divided by ``shrink_of`` the format.
 
     Args:
@@ -56,14 +78,26 @@ def unpack_half(form: Format | None, packed, high: bool, scale=None, zero=None, 
         ``unpack_scaled_codes``.
       zero: as for ``unpack_four_bits``, or with a scale as for ``unpack_scaled_codes``.
       dtype: of the result. Only numbers of a table and scaled ones are rounded to bfloat16; it holds all others.
+      offset: what is added to scaled numbers, float32 ``[channels, n]``; None for 0.
+      other: as ``load_packed`` returns it.
     """
     assert form is not None
     if form.e2m1:
         return (unpack_nvfp4 if form.kind == "nvfp4" else unpack_mxfp4)(packed, high, scale).astype(dtype)
-    if scale is not None and dtype != jnp.bfloat16:
-        number = unpack_half(form, packed, high, dtype=dtype)
-        number = number if zero is None else number + (ZERO - zero) / SHRINK
-        return number * (scale * (shrink_of(form) / shrink_of(form, scaled=True)))
+    if scale is not None and (dtype != jnp.bfloat16 or offset is not None or other is not None):
+        number = unpack_half(form, packed, high, dtype=dtype, other=other)
+        if zero is not None:
+            number += ((ZERO - zero) / SHRINK).astype(dtype)
+        factor = scale * (shrink_of(form) / shrink_of(form, scaled=True))
+        added = jnp.zeros_like(scale) if offset is None else offset / shrink_of(form, scaled=True)
+        if dtype != jnp.bfloat16:
+            return number * factor + added
+        return times_plus(number, factor.astype(dtype), added.astype(dtype))
+    if other is not None or (scale is None and form.offsets):
+        code = packed >> 4 if high else packed & 15
+        if other is not None:
+            code |= (other >> (high * (form.bits - 4)) & ((1 << (form.bits - 4)) - 1)) << 4
+        return unpack_eight_bits((code - jnp.uint8(form.middle)).astype(jnp.int8)).astype(dtype)
     if form.table:
         return unpack_table(TABLES[form.table], packed, high, dtype, scale)
     unpacked = unpack_four_bits(packed, high, zero) if scale is None else unpack_scaled_codes(packed, high, scale, zero)
@@ -76,8 +110,40 @@ def shrink_of(form: Format | None, scaled: bool = False) -> float:
     if form is None or not form.packed:
         return 1.0
     if form.table:
-        return (CODE_SHRINK if scaled else 1) / TABLES[form.table].factor
+        return shrink_of_table(TABLES[form.table], scaled) / TABLES[form.table].factor
     return MXFP4_SHRINK if form.kind == "mxfp4" else CODE_SHRINK if scaled else SHRINK
+
+
+def load_group(form: Format | None, load: Callable[..., Any], group, rounded: bool = True) -> tuple[Any, Any, Any]:
+    """The scales of a group of codes, float32 ``[channels]``, and their zeros and offsets, or None.
+
+    Args:
+      form: that of the codes.
+      load: returns numbers of ``Weight.scale`` by their index behind that of the channels.
+      group: int32, or for scales of several groups such numbers ``[n]``.
+      rounded: whether numbers of levels are rounded to bfloat16, as those that multiply numbers are.
+    """
+    assert form is not None
+    if not form.levels:
+        if not (form.zeros or form.offsets):
+            return load(group).astype(jnp.float32), None, None
+        scale, beside = (load(group, which).astype(jnp.float32) for which in (0, 1))
+        return (scale, beside, None) if form.zeros else (scale, None, beside)
+    count = SUPER // (form.group or SUPER)
+    super_, place = jax.lax.div(group, jnp.int32(count)), jax.lax.rem(group, jnp.int32(count))
+    number = load(super_, jnp.zeros_like(place))
+
+    def value(first: int, number):
+        word = load(super_, first + jax.lax.div(place, jnp.int32(4)))
+        shift = (8 * jax.lax.rem(place, jnp.int32(4))).astype(jnp.uint32)
+        byte = jax.lax.shift_right_logical(word, jnp.broadcast_to(shift, word.shape))
+        number = number.astype(jnp.bfloat16).astype(jnp.float32) if rounded else number
+        return byte.astype(jnp.uint8).astype(jnp.int8).astype(jnp.float32) * number
+
+    if not form.offsets:
+        return value(1, jax.lax.bitcast_convert_type(number, jnp.float32)), None, None
+    halves = (jax.lax.bitcast_convert_type((number >> i).astype(jnp.uint16), jnp.float16) for i in (0, 16))
+    return value(1, next(halves).astype(jnp.float32)), None, value(1 + count // 4, next(halves).astype(jnp.float32))
 
 
 def load_channel_factor(channel_scale_ref, output, real):

@@ -9,6 +9,8 @@ kernel divides all of its numbers by ``SHRINK``, and multiplies its sums by that
 Codes of four bits are those of ``jspec.quantization.codes``. MXFP4 has a divisor of its own, ``MXFP4_SHRINK``: with it, the
 least number of the format is the least one of bfloat16, and the factor of its largest scale is a number of bfloat16."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -122,6 +124,22 @@ def unpack_scaled_codes(packed, high: bool, scale, zero=None):
     return _unpack(HIGH_LESS_ZEROS_SCALED if high else LOW_LESS_ZEROS_SCALED, packed, added, scale.astype(jnp.bfloat16))
 
 
+def times_plus(number, scale, offset):
+    """In a kernel: ``number * scale + offset`` of bfloat16, rounded once."""
+    if is_interpreted():
+        wide = (x.astype(jnp.float32) for x in (number, scale, offset))
+        product = next(wide) * next(wide)
+        return (product + next(wide)).astype(jnp.bfloat16)
+    [sum_] = pltriton.elementwise_inline_asm(
+        "fma.rn.bf16x2 $0, $1, $2, $3;",
+        args=[number, scale, offset],
+        constraints="=r,r,r,r",
+        pack=2,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(number.shape, jnp.bfloat16)],
+    )
+    return sum_
+
+
 def unpack_nvfp4(packed, high: bool, scale):
     """In a kernel: the numbers of the codes in the low or the high halves of bytes, times their scales and divided by
     ``SHRINK``: in bfloat16, exactly.
@@ -210,6 +228,11 @@ INT8, INT8_PAIRS = (  # n + 128 is moved to bit 0
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
     for move in ("mov.b32 bytes, $2;", "prmt.b32 bytes, $2, $3, 0x5410;")
 )
+# The same of two pairs times a factor in $4, 2^133 times a scale, and plus $5, -128 times it.
+INT8_PAIRS_TIMES = (
+    "{ .reg .b32 bytes, a, b; prmt.b32 bytes, $2, $3, 0x5410; xor.b32 bytes, bytes, 0x80808080;"
+    f" {_TWO_AND_TWO} fma.rn.bf16x2 $0, a, $4, $5; fma.rn.bf16x2 $1, b, $4, $5; }}"
+)
 _TWO_OF_FP8, _ONE_AND_ONE_OF_FP8 = (
     # becomes a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number
     f" prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, {second}; shl.b32 a, a, 4; shl.b32 b, b, 4;"
@@ -279,26 +302,49 @@ def _nvfp4_word(first: int) -> str:
 NVFP4_WORDS = _nvfp4_word(0), _nvfp4_word(2)  # of 64 inputs
 
 
-def _four_pairs(low: str, high: str, zero: str, *, first: str = "", times: str = "") -> str:
+def _of_word(pair) -> str:
     """The instructions that make four pairs of $4, a word of ``jspec.quantization.codes``, each of four bits and those 16
-    bits above. In their places these are subnormal numbers, whose factors are ``low``, or ``high`` where they lie four bits
-    higher. ``zero`` is added, and the sum is then multiplied by ``times`` if that is given."""
-    steps = [first, "shr.b32 word, $4, 8;"]
+    bits above; ``pair(i, code)`` are those of pair i, whose codes are in the lowest bits of both halves of ``code``, or four
+    bits higher if i is odd."""
+    steps = ["shr.b32 word, $4, 8;"]
     for i, word in enumerate(("$4", "$4", "word", "word")):
-        mask, factor = ("0x00F000F0", high) if i % 2 else ("0x000F000F", low)
-        steps.append(f"and.b32 code, {word}, {mask}; fma.rn.bf16x2 ${i}, code, {factor}, {zero};")
-        steps += [f"mul.rn.bf16x2 ${i}, ${i}, {times};"] * bool(times)
-    return f"{{ .reg .b32 code, word, low, high; {' '.join(steps)} }}"
+        steps += [f"and.b32 code, {word}, {'0x00F000F0' if i % 2 else '0x000F000F'};", pair(i, "code")]
+    return f"{{ .reg .b32 code, word, low, high, other; {' '.join(steps)} }}"
 
 
-# Codes less 8, times a scale: rounded once. $5 is 2^133 times the scale, $6 2^129 times and $7 -8 times, each divided by
-# ``CODE_SHRINK``.
-SCALED_CODES = _four_pairs("$5", "$6", "$7")
-# Codes less a zero, exactly, times a scale. $5 is the zero's negative divided by ``CODE_SHRINK``, and $6 the scale.
-SCALED_DIFFERENCES = _four_pairs(
-    "low",
-    "high",
-    "$5",
-    first=f"mov.b32 low, {twice(2.0**133 / CODE_SHRINK)}; mov.b32 high, {twice(2.0**129 / CODE_SHRINK)};",
-    times="$6",
+@functools.cache
+def word_of_codes(bits: int, part: int) -> str:
+    """The instructions that make four pairs of $4, times their scales and rounded once. In their places codes are subnormal
+    numbers, whose factors are 2^133 times the scale, or 2^129 times where they lie four bits higher.
+
+    Args:
+      bits: 4, whose operands are, of the first two pairs and of the others, these factors and what is added: $5 to $7 and $8
+        to $10; or 5 or 6, of which $5 is the word with the other bits, and operands are the first factor and what is added.
+      part: which of the words that share $5 this one is.
+    """
+
+    def pair(i: int, code: str) -> str:
+        if bits == 4:
+            first = 5 + 3 * (i // 2)
+            return f"fma.rn.bf16x2 ${i}, {code}, ${first + i % 2}, ${first + 2};"
+        first, shift = 6 + 2 * (i // 2), (4 * part + i) * (bits - 4) - 4
+        move = f"shr.b32 other, $5, {shift};" if shift >= 0 else f"shl.b32 other, $5, {-shift};"
+        mask = f"0x{0x00010001 * (((1 << bits - 4) - 1) << 4):08X}"
+        down = f"shr.b32 {code}, {code}, 4; " * (i % 2)
+        joined = f"{move} lop3.b32 {code}, other, {mask}, {code}, 0xEA;"
+        return f"{down}{joined} fma.rn.bf16x2 ${i}, {code}, ${first}, ${first + 1};"
+
+    return _of_word(pair)
+
+
+def _difference(i: int, code: str) -> str:
+    first, factor = 5 + 2 * (i // 2), "high" if i % 2 else "low"
+    return f"fma.rn.bf16x2 ${i}, {code}, {factor}, ${first}; mul.rn.bf16x2 ${i}, ${i}, ${first + 1};"
+
+
+# Codes less a zero, exactly, times a scale. Of the first two pairs $5 is the zero's negative divided by ``CODE_SHRINK``, and
+# $6 the scale; of the others $7 and $8 are.
+DIFFERENCES = _of_word(_difference).replace(
+    "shr.b32 word",
+    f"mov.b32 low, {twice(2.0**133 / CODE_SHRINK)}; mov.b32 high, {twice(2.0**129 / CODE_SHRINK)}; shr.b32 word",
 )

@@ -114,7 +114,7 @@ async def _reset_prefix_cache(service: Service, _: Request) -> Response:
 
 
 async def _update_weights(root: Path | None, service: Service, http: Request) -> Response:
-    """``{"path": a folder below --weights-root, "weight_version": an int or text, "recompute": true or false}``."""
+    """``{"path": a folder or GGUF file below --weights-root, "weight_version": an int or text, "recompute": a boolean}``."""
     body = await read_object(service, http)
     unknown = sorted(body.keys() - {"path", "weight_version", "recompute"})
     if unknown:
@@ -161,7 +161,7 @@ def _version_in(body: dict[str, Any], required: bool) -> int | str | None:
 
 
 def _folder_below(root: Path | None, given: Any) -> Path:
-    """The folder of a path below the root; links and ``..`` are no part of it.
+    """The folder of a path below the root, or the GGUF file; links and ``..`` are no part of it.
 
     Raises:
       ApiError: 400; there is no root, or no such folder below it.
@@ -174,11 +174,12 @@ def _folder_below(root: Path | None, given: Any) -> Path:
         path = path.relative_to(root)
     folder = root / path
     try:
-        plain = ".." not in path.parts and not path.is_absolute() and folder.resolve() == folder and folder.is_dir()
+        plain = ".." not in path.parts and not path.is_absolute() and folder.resolve() == folder
+        plain = plain and (folder.is_dir() or (folder.suffix.lower() == ".gguf" and folder.is_file()))
     except OSError:  # a name that is too long, or links in a ring
         plain = False
     if not plain:
-        raise wrong("path", given, "a folder below --weights-root, without links and ..")
+        raise wrong("path", given, "a folder below --weights-root, or a GGUF file, without links and ..")
     return folder
 
 

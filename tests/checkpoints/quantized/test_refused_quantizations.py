@@ -283,27 +283,6 @@ def test_a_checkpoint_whose_cache_alone_is_quantised(tmp_path, capsys, described
     assert not any("scale" in name for name in params)
 
 
-@pytest.mark.parametrize("has_config", [False, True])
-def test_a_folder_of_gguf_is_refused(tmp_path, has_config):
-    src = tmp_path / "src"
-    src.mkdir()
-    (src / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
-    if has_config:
-        (src / "config.json").write_text(json.dumps(tiny_config()))
-    words = r"src/model-Q4_K_M\.gguf: GGUF files, which are llama.cpp's, are not read.*config\.json and safetensors"
-    with pytest.raises(Refusal, match=words):
-        load_folder(src)
-
-
-def test_a_gguf_file(tmp_path):
-    src = tmp_path / "src"
-    src.mkdir()
-    (src / "model.GGUF").write_bytes(b"GGUF")
-    assert main([str(src / "model.GGUF"), str(tmp_path / "out")]) == 2
-    with pytest.raises(Refusal, match=r"model\.GGUF: GGUF files"):
-        load_folder(src / "model.GGUF")
-
-
 def test_a_dry_run_names_wrong_dtypes(tmp_path, capsys):
     src = changed(fp8_checkpoint(tmp_path / "src"), **{f"{DOWN}.weight": np.ones((64, 96), np.float32)})
     assert main([str(src), "--dry-run"]) == 1

@@ -33,6 +33,12 @@ INTERPRETS = jax.__version_info__ >= (0, 11)
 newer = pytest.mark.skipif(not INTERPRETS, reason="jax 0.10 neither interprets nor lowers the kernel")
 KINDS = ("int8", "fp8")
 CODES = ("int4", "int4_64_float16_zeros", "int4_all_float32", "nf4_64", "fp4_128")
+# As blocks of GGUF are kept; and GPTQ with small groups.
+GGUF = (
+    *("int4_32_float16_offsets", "int5_32_float16", "int6_16_levels", "int4_32_levels_offsets", "int8_32_float16"),
+    *("int5_32_levels_offsets", "int4_16_levels", "iq4_32_float16", "iq4_32_levels", "int8_16_levels"),
+    "int4_32_float16_zeros",
+)
 Tiling = MosaicTiling
 TILINGS = [
     (3, 128, 512, Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2)),
@@ -94,6 +100,11 @@ class TestFewTokensMatmul:
             *(("bfloat16", *case) for case in TILINGS if case[3].num_stages >= 2 * case[3].in_turns),
             *(("bfloat16", *case) for case in OF_BFLOAT16),
             *((kind, *case) for kind in (*CODES, "nvfp4") for case in OF_CODES),
+            *(
+                (kind, *sizes, tiling._replace(inputs=128) if "int8" in kind else tiling)
+                for i, kind in enumerate(GGUF)
+                for *sizes, tiling in (OF_CODES[i % 2], OF_CODES[2 + i % 3])
+            ),
             *(("mxfp8", *sizes, tiling._replace(inputs=128)) for *sizes, tiling in OF_CODES),
         ],
         ids=str,
@@ -163,24 +174,60 @@ def test_numbers_are_the_same_from_a_word_as_from_two_pairs(instructions):
 @pytest.mark.parametrize("zero", [None, 0, 16])
 @pytest.mark.parametrize("scale", [2.0**-80, 0.0123291015625, -1.5546875, 2.0**34])
 def test_a_word_of_codes_becomes_differences_times_their_scale(zero, scale):
-    """The four bytes of a thread: the numbers of its four pairs are those of neighbouring inputs."""
+    """The four bytes of a thread: the numbers of its four pairs are those of neighbouring inputs. The first 16 inputs have
+    one scale, and the others half of it."""
     codes = np.random.default_rng(0).integers(16, size=(64, 128)).astype(np.uint8)
     word = pack_codes(codes).view(np.uint32).reshape(-1)  # of 32 inputs, of a thread
-
-    def word_of(number: float) -> np.ndarray:
-        return np.full(word.size, int(unpack.twice(number), 16), np.uint32)
-
-    shrunk = scale / unpack.CODE_SHRINK
+    scales, shrink = (scale, scale / 2), unpack.CODE_SHRINK
     if zero is None:
-        asm, factors = unpack.SCALED_CODES, (shrunk * 2.0**133, shrunk * 2.0**129, shrunk * -8)
+        asm = unpack.word_of_codes(4, 0)
+        operands = [of / shrink * by for of in scales for by in (2.0**133, 2.0**129, -8)]
     else:
-        asm, factors = unpack.SCALED_DIFFERENCES, (-zero / unpack.CODE_SHRINK, scale)
-    registers = {"$4": word} | {f"${5 + i}": word_of(factor) for i, factor in enumerate(factors)}
-    pairs = carried_out(asm, registers, results=4)
+        asm, operands = unpack.DIFFERENCES, [number for of in scales for number in (-zero / shrink, of)]
+    pairs = carried_out(asm, {"$4": word, **_operands(operands, word.size)}, results=4)
     actual = pairs.astype(np.float64).reshape(64, 4, 4, 4, 2)  # lines, 32 inputs, threads, eight inputs, a pair
     differences = codes.astype(np.float64) - (8 if zero is None else zero)
-    wanted = (differences * scale).astype(ml_dtypes.bfloat16).astype(np.float64).reshape(64, 4, 4, 4, 2)
-    np.testing.assert_array_equal(actual * unpack.CODE_SHRINK, wanted.swapaxes(2, 3))
+    by = np.repeat(scales, 16)
+    wanted = (differences.reshape(64, 4, 32) * by).astype(ml_dtypes.bfloat16).astype(np.float64)
+    np.testing.assert_array_equal(actual * shrink, wanted.reshape(64, 4, 4, 4, 2).swapaxes(2, 3))
+
+
+@pytest.mark.parametrize("bits", [5, 6])
+def test_words_of_codes_with_other_bits_become_numbers_times_their_scale_and_more(bits):
+    """Every code, in each place of a block, of whose words several share one with other bits."""
+    codes = (
+        np.random.default_rng(0).permuted(np.arange(64 * 128).reshape(64, 128) % (1 << bits), axis=1).astype(np.uint8)
+    )
+    words, shrink = pack_codes(codes, bits).view(np.uint32), unpack.CODE_SHRINK
+    low, other = words[:, :16].reshape(64, 4, 4), words[:, 16:].reshape(64, -1, 4)
+    numbers = [(0.75, -1.5), (-1.4375, 11.0)]  # a scale and an offset of the first 16 inputs, and of the others
+    operands = [number / shrink for scale, offset in numbers for number in (2.0**133 * scale, offset)]
+    sharing = 4 // other.shape[1]
+    for chunk in range(4):
+        asm = unpack.word_of_codes(bits, chunk % sharing)
+        registers = {"$4": low[:, chunk].reshape(-1), "$5": other[:, chunk // sharing].reshape(-1)}
+        more = {f"${int(name[1:]) + 1}": word for name, word in _operands(operands, 256).items()}
+        pairs = carried_out(asm, registers | more, results=4).astype(np.float64).reshape(64, 4, 4, 2)
+        of_chunk = codes[:, 32 * chunk : 32 * chunk + 32].reshape(64, 2, 16).astype(np.float64)
+        scale, offset = (np.reshape(of, (2, 1)) for of in zip(*numbers, strict=True))
+        wanted = (of_chunk * scale + offset).astype(ml_dtypes.bfloat16).astype(np.float64)
+        np.testing.assert_array_equal(pairs * shrink, wanted.reshape(64, 4, 4, 2).swapaxes(1, 2))
+
+
+def test_pairs_of_integers_become_products_with_their_scale():
+    word, scale, shrink = words(np.arange(256, dtype=np.uint8)), -1.4375, unpack.CODE_SHRINK
+    factors = {name: np.full(64, int(unpack.twice(by * scale / shrink), 16), np.uint32) for name, by in FACTORS_OF_INT8}
+    pairs = carried_out(unpack.INT8_PAIRS_TIMES, {"$2": word & 0xFFFF, "$3": word >> 16, **factors})
+    wanted = (np.arange(256, dtype=np.uint8).view(np.int8) * scale).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(pairs.astype(np.float64).reshape(-1) * shrink, wanted.astype(np.float64))
+
+
+FACTORS_OF_INT8 = (("$4", 2.0**133), ("$5", -128.0))
+
+
+def _operands(numbers, size: int) -> dict[str, np.ndarray]:
+    """Registers from $5 on, each with one of some numbers of bfloat16 twice in all of ``size`` words."""
+    return {f"${5 + i}": np.full(size, int(unpack.twice(number), 16), np.uint32) for i, number in enumerate(numbers)}
 
 
 def test_a_word_of_nvfp4_becomes_products_with_their_scales():
@@ -280,7 +327,7 @@ def _rows_among(tokens: int, kind: str, shape: tuple[int, int]) -> np.ndarray:
 
 
 LARGE = (12288, 1024), (4096, 4096), (6144, 4096), (4096, 14336)
-ORDERED = "int4", "int4_64_float16_zeros", "nf4_64", "nvfp4", "int8", "fp8_block", "mxfp8", "bfloat16"
+ORDERED = *GGUF, "int4", "int4_64_float16_zeros", "nf4_64", "nvfp4", "int8", "fp8_block", "mxfp8", "bfloat16"
 
 
 @pytest.mark.gpu
@@ -313,9 +360,9 @@ def test_which_products_are_served(tokens, outputs, inputs, allow_partial_sums, 
     monkeypatch.setattr(few_tokens, "LOWERS", True)
     assert serves("fp8") == served
     if inputs % 128 == 0:
-        for kind in ("fp8_block", "mxfp8", *CODES):
+        for kind in ("fp8_block", "mxfp8", *CODES, *GGUF):
             assert serves(kind) == (served or tokens in (9, 20)), kind
-        assert not serves("int4_32_bfloat16")  # the kernel multiplies 64 inputs at least
+        assert not serves("int8_64_bfloat16")  # of whose groups it would multiply sums
     monkeypatch.setattr(few_tokens, "LOWERS", False)
     assert not serves("fp8")
 

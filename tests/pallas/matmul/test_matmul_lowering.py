@@ -47,7 +47,11 @@ def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
 
 @pytest.mark.parametrize(
     "stored",
-    ["int4_32_float16_zeros", "int4_all_float32", "int8_64_bfloat16_zeros", "nvfp4", "mxfp4", "nf4_64", "fp4_32"],
+    [
+        *("int4_32_float16_zeros", "int4_all_float32", "int8_64_bfloat16_zeros", "nvfp4", "mxfp4", "nf4_64", "fp4_32"),
+        *("int4_32_float16_offsets", "int5_32_float16", "int6_16_levels", "int4_32_levels_offsets", "int4_16_levels"),
+        *("iq4_32_float16", "iq4_32_levels", "int8_32_float16", "int8_16_levels"),
+    ],
 )
 @pytest.mark.parametrize("M", [1, 320])
 def test_groups_lower_for_cuda(M, stored):
@@ -98,6 +102,11 @@ def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels, stored):
         *itertools.product([1, 80], ["fp8_block", "mxfp8"]),
         *itertools.product([1, 16], ["int4"]),
         (1, "nf4_64"),
+        *itertools.product([1, 80], ["int4_32_levels_offsets", "int6_16_levels"]),
+        *(
+            (1, stored)
+            for stored in ("int5_32_float16", "int5_32_levels_offsets", "iq4_32_levels", "int4_32_float16_zeros")
+        ),
     ],
 )
 def test_few_tokens_have_the_kernel_for_few_bits(M, out, inputs, how, splits, stored):

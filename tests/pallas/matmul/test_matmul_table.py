@@ -46,10 +46,11 @@ class Case(NamedTuple):
 # By row, a product that it serves. Limits are the table's own; where they belong, benchmarks/kernels says.
 EXAMPLES = {
     "W8A8": Case(5, 4096, 4096, "int8", "int8"),
-    "few tokens, four bits": Case(5, 4096, 4096, weight="int4"),
-    "four bits": Case(5, 256, 512, weight="int4"),
+    "few tokens, codes": Case(5, 4096, 4096, weight="int4"),
+    "codes": Case(5, 256, 512, weight="int4"),
     "few tokens, eight bits": Case(16, 4096, 4096, weight="int8"),
     "few tokens, FP8 blocks": Case(5, 4096, 4096, weight="fp8_block"),
+    "few tokens, small groups": Case(5, 4096, 4096, weight="int8_32_float16"),
     "groups, eight bits": Case(5, 256, 512, weight="fp8_block"),
     "int8": Case(16, 8200, 4096, weight="int8"),  # no whole tiles of 64 outputs
     "one token, eight bits": Case(1, 64, 128, "float32", "fp8"),
@@ -58,7 +59,7 @@ EXAMPLES = {
     "bf16": Case(5, 4096, 4096),
     "XLA": Case(1000, 64, 64, "float32", "float32"),
 }
-FEW_TOKENS = "few tokens, eight bits", "few tokens, FP8 blocks", "few tokens, four bits", "few tokens, bf16"
+FEW_TOKENS = tuple(f"few tokens, {of}" for of in ("eight bits", "FP8 blocks", "small groups", "codes", "bf16"))
 HOPPER_ONLY = [row.name for row in TABLE if row.hopper]
 MOSAIC = jax.__version_info__ >= (0, 11)
 

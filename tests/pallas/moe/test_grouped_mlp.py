@@ -73,6 +73,15 @@ KINDS_OF_CODES = (
     "int8_32_float16_zeros",
     "mxfp8",
     "nf4_64",
+    # As blocks of GGUF are kept: Q4_1, Q5_0, Q6_K, Q4_K, Q5_K, Q2_K, IQ4_XS and IQ2_XS.
+    "int4_32_float16_offsets",
+    "int5_32_float16",
+    "int6_16_levels",
+    "int4_32_levels_offsets",
+    "int5_32_levels_offsets",
+    "int4_16_levels_offsets",
+    "iq4_32_levels",
+    "int8_16_levels",
 )
 TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2, outputs_first=True)]
 
@@ -196,7 +205,11 @@ class TestGroupedMLP:
 
 
 @pytest.mark.parametrize(
-    "kind", ["int4", "int4_32_float32", "nf4_64", "nvfp4", "mxfp8", "fp8_block", "int8_32_float16_zeros"]
+    "kind",
+    [
+        *("int4", "int4_32_float32", "nf4_64", "nvfp4", "mxfp8", "fp8_block", "int8_32_float16_zeros"),
+        *("int6_16_levels", "int4_32_levels_offsets", "iq4_32_levels"),
+    ],
 )
 def test_a_sum_has_one_order_in_every_tile(monkeypatch, kind):
     """Numbers of a tile come in one order, of which tensor cores add one after the other."""

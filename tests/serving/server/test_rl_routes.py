@@ -36,6 +36,8 @@ def root(tmp_path_factory) -> Path:
     save_file(changed, root / "step 1" / "model.safetensors", metadata={"format": "pt"})
     shutil.copytree(FAMILY / "draft", root / "other")
     (root / "link").symlink_to(FAMILY / "target")
+    (root / "cut.gguf").write_bytes(b"GGUF")
+    (root / "link.gguf").symlink_to(root / "cut.gguf")
     return root
 
 
@@ -101,6 +103,8 @@ def test_new_weights_come_from_a_folder_below_the_root(client, root):
         ({"path": "step 1", "names": "jspec"}, "names is unknown"),
         ({"path": "step 1", "weight_version": True}, "weight_version=True"),
         ({"path": "other"}, "expected"),  # the weights of another model
+        ({"path": "cut.gguf"}, "cut.gguf: has the version of 4 bytes at 4"),
+        ({"path": "link.gguf"}, "expected a folder below"),
     ],
 )
 def test_what_is_not_such_a_folder_is_refused(client, body, said):
