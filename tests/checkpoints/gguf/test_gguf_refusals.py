@@ -75,7 +75,9 @@ def test_a_tensor_without_a_place_is_named(header, name):
 
 
 ENCODER = r"holds an encoder of images or sounds alone \(mmproj\); give the file of the language model"
-NOT_YET = r"expected one of llama, qwen2, .* \(this one is not read from GGUF for now\); give the folder of the original checkpoint"
+NOT_YET = (
+    r"expected one of llama, qwen2, .* \(this one is not read from GGUF for now\); give the folder of the original"
+)
 REFUSED = [
     ("general.type", "adapter", "is a LoRA adapter; merge it into its base model"),
     ("general.type", "mmproj", ENCODER),
