@@ -61,20 +61,20 @@ def read_architecture(header: Header) -> tuple[dict[str, Any], dict[str, Source]
 
 def _architecture_of(header: Header) -> str:
     """The name of the architecture, which is one of those that are read."""
-    name, kind = map(_plain, map(header.metadata.get, ("general.architecture", "general.type")))
-    for_now = ", which is not read from GGUF for now" if name in ("glm4moe", "qwen3next") else ""
-    unknown = f"has general.architecture={name!r}{for_now}: expected one of {', '.join(ARCHITECTURES)}"
-    give = "give the file of the language model"
+    keys, give = Fields(header.metadata, header.where), "give the file of the language model"
+    name, kind = keys.text("general.architecture"), keys.text("general.type", "model")
+    for_now = " (this one is not read from GGUF for now)" if name in ("glm4moe", "qwen3next") else ""
+    known = f"one of {', '.join(ARCHITECTURES)}{for_now}; give the folder of the original checkpoint"
     for wrong, words in (
         (kind == "adapter", "is a LoRA adapter; merge it into its base model (llama-export-lora), and give the result"),
         (kind == "mmproj" or name == "clip", f"holds an encoder of images or sounds alone (mmproj); {give}"),
-        (kind not in (None, "model"), f"has general.type={kind!r}: expected 'model'; {give}"),
-        (name not in [*ARCHITECTURES], f"{unknown}; give the folder of the original checkpoint"),
+        (kind != "model", keys.refuse("general.type", f"'model'; {give}")),
+        (name not in ARCHITECTURES, keys.refuse("general.architecture", known)),
         (not header.tensors, f"holds a vocabulary without weights; {give}"),
     ):
         if wrong:
-            raise Refusal(f"{header.where}: {words}")
-    return str(name)
+            raise words if isinstance(words, Refusal) else Refusal(f"{header.where}: {words}")
+    return name
 
 
 def _decoder(model: _Model) -> _Raw:
@@ -85,7 +85,7 @@ def _decoder(model: _Model) -> _Raw:
         raise Refusal(f"{keys.where}: lacks the tensor 'token_embd.weight'; download it again")
     hidden, layers = keys.integer("embedding_length"), keys.integer("block_count", high=MAX_LAYERS)
     heads = keys.integer("attention.head_count")
-    size = keys.integer("attention.key_length", hidden // heads or None)
+    size = keys.integer("attention.key_length", *([hidden // heads] if heads <= hidden else []))
     keys.only("attention.value_length", size, "as keys and values have the same length")
     rotated, width = keys.integer("rope.dimension_count", size), keys.integer("expert_feed_forward_length", None)
     return {

@@ -173,7 +173,8 @@ UNREAD = ("llama.vocab_size", "tokenizer.ggml.scores", "split.tensors.count")  #
 KEYS = [
     *(f"llama.{key}" for key in ("block_count", "context_length", "feed_forward_length", "expert_count", "odd")),
     *(f"llama.attention.{key}" for key in ("head_count_kv", "key_length", "value_length", "layer_norm_rms_epsilon")),
-    *("llama.vocab_size", "llama.attention.causal"),
+    *("llama.vocab_size", "llama.attention.causal", "llama.attention.head_count", "llama.embedding_length"),
+    *("general.architecture", "general.type"),
     *(f"llama.rope.{key}" for key in ("dimension_count", "freq_base", "scaling.type", "scaling.factor")),
     *("general.alignment", "split.count", "split.no", "split.tensors.count", "general.sampling.temp"),
     *("general.sampling.top_k", "tokenizer.chat_template", "tokenizer.chat_templates"),
