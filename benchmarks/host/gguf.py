@@ -2,8 +2,8 @@
 
     python -m benchmarks.host.gguf model.gguf path/to/folder    # both from the page cache, in turns, on any machine
 
-The time is that of ``jspec.load`` without compilations: reading, packing anew and sending to the device. The least of some
-rounds is printed, because other programs only add to it."""
+The time is that of ``jspec.load`` without compilations: reading, packing anew and sending to the device, and the tokenizer.
+The least of some rounds is printed, because other programs only add to it."""
 
 import argparse
 import gc
@@ -20,9 +20,11 @@ from jspec.models import build
 def load(path: pathlib.Path) -> tuple[float, int]:
     """Seconds, and bytes of the arrays."""
     began = time.perf_counter()
-    config, params = Checkpoint.open(path).language_model("bfloat16")
+    checkpoint = Checkpoint.open(path)
+    config, params = checkpoint.language_model("bfloat16")
     module = build(config, params, "bfloat16")
     arrays = jax.block_until_ready(jax.tree.leaves(module))
+    assert checkpoint.tokenizer is not None, path
     return time.perf_counter() - began, sum(array.nbytes for array in arrays)
 
 

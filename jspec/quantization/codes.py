@@ -35,6 +35,7 @@ thread q for all 128. Codes whose lowest bits are below bit 16 in their words ha
 Nothing but the functions of this file and ``other_bits_of`` knows which bits of which byte are the code of which input."""
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -63,50 +64,77 @@ def pack_codes(codes: np.ndarray, bits: int = 4) -> np.ndarray:
     *before, inputs = codes.shape
     if missing := -inputs % BLOCK:
         codes = np.pad(codes, [(0, 0)] * len(before) + [(0, missing)], constant_values=ZERO)
-    rows = np.ascontiguousarray(codes).reshape(-1, inputs + missing)
-    packed = np.empty((len(rows), rows.shape[1] // BLOCK, 16 * bits), STORED)
-    some = max(8 * _AT_ONCE // rows.shape[1], 1)
-    for start in range(0, len(rows), some):
-        # Pairs of neighbouring inputs, of 32 the second of which are 8 behind the first: [rows, blocks, 4, 4, 4 threads].
-        pairs = rows[start : start + some].view(np.uint16).reshape(-1, packed.shape[1], 4, 4, 4)
-        low, of_some = pairs & np.uint16(0x0F0F), packed[start : start + some].view(np.uint32)
-        first, second = (low[..., i, :] | low[..., i + 1, :] << 4 for i in (0, 2))
-        of_some[..., : HALF // 4] = _interleaved(first, second).reshape(*of_some.shape[:2], -1)
-        if bits > 4:
-            each, shared = bits - 4, SHARING[bits]
-            other = functools.reduce(np.bitwise_or, ((pairs[..., i, :] >> 4 & 0x0F0F) << each * i for i in range(4)))
-            parts = other.reshape(*of_some.shape[:2], -1, shared, 4)  # words that share one
-            first, second = (_joined(parts[..., i : i + shared // 2, :], 4 * each) for i in (0, shared // 2))
-            of_some[..., HALF // 4 :] = _interleaved(first, second).reshape(*of_some.shape[:2], -1)
+
+    def pack(some: np.ndarray, into: np.ndarray):
+        pairs = some.view(np.uint16).reshape(len(some), -1, 4, 4)
+        other = [pairs[..., i, :] >> 4 & np.uint16(0x0F0F) for i in range(4)] if bits > 4 else []
+        _write(into, pairs & np.uint16(0x0F0F), _side_by_side(other, bits - 4) if other else None, bits)
+
+    packed = _in_parts(pack, [np.ascontiguousarray(codes).reshape(-1, inputs + missing)], inputs, bits)
     return packed.reshape(*before, -1)
 
 
-def pack_halves(halves: np.ndarray, together: int) -> np.ndarray:
-    """What ``pack_codes`` makes of codes of four bits, of bytes of which each ``together``, 16 or 32, have as many codes in
-    their low halves, and those that follow in their high halves: uint8 ``[rows, n]`` -> uint8 ``[rows, 64 blocks]``."""
-    rows, size = halves.shape
-    packed = np.full((rows, num_groups(2 * size), HALF // 4), 0x11111111 * ZERO, np.uint32)
-    words = packed.reshape(rows, -1)[:, : size // 4]
-    some = max(4 * _AT_ONCE // size, 1)
-    for start in range(0, rows, some):
-        of_some = words[start : start + some]
-        pairs = (
-            np.ascontiguousarray(halves[start : start + some])
-            .view(np.uint16)
-            .reshape(len(of_some), -1, together // 8, 4)
-        )
-        low, high = pairs & np.uint16(0x0F0F), pairs >> 4 & np.uint16(0x0F0F)
-        parts = (low, high) if together == BLOCK // 4 else (np.concatenate([low, high], axis=-2),)
-        made = [
-            _interleaved(*(part[..., i, :] | part[..., i + 1, :] << 4 for i in (0, 2))) for part in parts
-        ]  # words of 32 inputs each
-        of_some[:] = np.stack(made, axis=2).reshape(of_some.shape)
-    return packed.view(STORED).reshape(rows, -1)
+def pack_planes(halves: np.ndarray, together: int, other: np.ndarray | None = None, bits: int = 4) -> np.ndarray:
+    """What ``pack_codes`` makes of codes ``[rows, in]`` whose lowest four bits are in other bytes than the rest.
+
+    Args:
+      halves: uint8 ``[rows, in / 2]``, of which each ``together`` bytes, 16, 32 or 64, have as many codes in their low
+        halves, and those that follow in their high halves.
+      other: of five or six bits the other ones, uint8: 32 bytes have the lowest of as many codes, then those of the next 32,
+        one or two bits higher, and so on. None for codes of four bits.
+      bits: of a code.
+    """
+    each, inputs = bits - 4, 2 * halves.shape[1]
+
+    def pack(some: np.ndarray, *others_and_into: np.ndarray):
+        *others, into = others_and_into
+        pairs, parts = some.view(np.uint16).reshape(len(some), -1, together // 2, 1), None
+        low = np.stack([pairs & np.uint16(0x0F0F), pairs >> 4 & np.uint16(0x0F0F)], axis=2)
+        for bytes_ in others:
+            words = bytes_.view(np.uint16).reshape(len(some), -1, 4, 4)
+            mask = np.uint16(0x0101 * ((1 << each) - 1))
+            chunks = ([words[..., i, :] >> shift & mask for i in range(4)] for shift in range(0, 8, each))
+            parts = np.stack([_side_by_side(chunk, each) for chunk in chunks], axis=2)
+        _write(into, low.reshape(len(some), -1, 4, 4), parts, bits)
+
+    rows = [np.ascontiguousarray(plane) for plane in (halves, other) if plane is not None]
+    return _in_parts(pack, rows, inputs, bits)
 
 
-def _joined(parts: np.ndarray, shift: int) -> np.ndarray:
-    """Bits of one or two words of a thread side by side in their bytes."""
-    return parts[..., 0, :] if parts.shape[-2] == 1 else parts[..., 0, :] | parts[..., 1, :] << shift
+def _in_parts(pack: Callable[..., None], rows: Sequence[np.ndarray], inputs: int, bits: int) -> np.ndarray:
+    """What ``pack(*some, into)`` writes of rows, some of them at a time so that they stay in a CPU's cache: uint8 ``[rows,
+    16 bits blocks]``. ``into`` is uint32 ``[rows, blocks, 4 bits]``, which begins with codes that are 8."""
+    packed = np.full((len(rows[0]), num_groups(inputs), 4 * bits), 0x11111111 * ZERO if bits == 4 else 0, np.uint32)
+    some = max(8 * _AT_ONCE // inputs, 1)
+    for start in range(0, len(packed), some):
+        part = slice(start, start + some)
+        pack(*(each[part] for each in rows), packed[part])
+    return packed.view(STORED).reshape(len(packed), -1)
+
+
+def _write(into: np.ndarray, low: np.ndarray, other: np.ndarray | None, bits: int):
+    """Write codes as words of blocks.
+
+    Args:
+      into: as of ``_in_parts``.
+      low: uint16 ``[rows, words, 4, 4]``, of 32 inputs pairs of lowest bits, each 8 inputs those of four threads.
+      other: uint16 ``[rows, words, 4]`` as ``_side_by_side`` has them; None for codes of four bits.
+    """
+    words = _interleaved(*(low[..., i, :] | low[..., i + 1, :] << 4 for i in (0, 2))).reshape(len(into), -1)
+    if other is None:
+        into.reshape(len(into), -1)[:, : words.shape[1]] = words
+        return
+    into[..., : HALF // 4] = words.reshape(*into.shape[:2], -1)
+    shared = SHARING[bits]
+    parts = other.reshape(*into.shape[:2], -1, shared, 4)  # words that share one
+    halves = (parts[..., : shared // 2, :], parts[..., shared // 2 :, :])
+    first, second = (half[..., 0, :] | half[..., -1, :] << 4 * (bits - 4) * (shared // 2 - 1) for half in halves)
+    into[..., HALF // 4 :] = _interleaved(first, second).reshape(*into.shape[:2], -1)
+
+
+def _side_by_side(pairs: Sequence[np.ndarray], bits: int) -> np.ndarray:
+    """Bits of four pairs of codes of a thread, each in the bytes of uint16, one after the other in these bytes."""
+    return functools.reduce(np.bitwise_or, (pair << bits * i for i, pair in enumerate(pairs)))
 
 
 def _interleaved(first: np.ndarray, second: np.ndarray) -> np.ndarray:

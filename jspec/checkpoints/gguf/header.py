@@ -211,7 +211,27 @@ class _Cursor:
         self._strings += length
         if self._strings > MAX_STRINGS:
             raise self.refuse(f"has {key!r} of {length} strings: expected at most {MAX_STRINGS} in all")
-        return [self.text(MAX_TEXT, repr(key)) for _ in range(length)]
+        texts: list[str] = []
+        while len(texts) < length:
+            texts += self._texts(length - len(texts))
+            if len(texts) < length:  # the next one is not whole in what was read, or not as it has to be
+                texts.append(self.text(MAX_TEXT, repr(key)))
+        return texts
+
+    def _texts(self, most: int) -> list[str]:
+        """The next strings that are whole in the bytes that were read; vocabularies have hundreds of thousands."""
+        data, place, end, texts = self._data, self.place, min(len(self._data), MAX_HEADER), []
+        try:
+            while len(texts) < most and place + 8 <= end:
+                stop = place + 8 + int.from_bytes(data[place : place + 8], "little")
+                if stop > end or stop > place + 8 + MAX_TEXT:
+                    break
+                texts.append(str(data[place + 8 : stop], "utf-8"))
+                place = stop
+        except UnicodeDecodeError:
+            pass
+        self.place = place
+        return texts
 
     def _numbers(self, kind: int, length: int, key: str) -> np.ndarray:
         if kind not in _NUMBERS:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jspec.quantization.codes import pack_codes, pack_halves
+from jspec.quantization.codes import pack_codes, pack_planes
 from jspec.quantization.formats import Format, known_format
 from jspec.quantization.levels import pack_levels
 from jspec.quantization.tables import TABLES
@@ -32,8 +32,8 @@ class BlockType(NamedTuple):
       weights, bytes: of a block.
       format: the name of the format that holds the same numbers.
       codes: of blocks, their codes ``[rows, blocks, weights]``: uint8, or int8 of eight bits.
-      halves: None, or of four bits which bytes of a block have codes in both halves, and how many of them together, for
-        ``pack_halves``.
+      planes: None, or of few bits which bytes of a block have the lowest four in both halves, how many of them together, and
+        where the other bits are, for ``pack_planes``.
       scale: of blocks, what ``Weight.scale`` has of them: ``[rows, blocks, ...]``.
     """
 
@@ -43,7 +43,7 @@ class BlockType(NamedTuple):
     format: str
     codes: Callable[[Blocks], np.ndarray]
     scale: Callable[[Blocks], np.ndarray]
-    halves: tuple[slice, int] | None = None
+    planes: tuple[slice, int, slice | None] | None = None
 
     @property
     def form(self) -> Format:
@@ -52,10 +52,12 @@ class BlockType(NamedTuple):
     def array(self, part: str, blocks: Blocks) -> np.ndarray:
         """One of the arrays of the format, ``weight`` or ``scale``, for whole rows."""
         form, rows = self.form, len(blocks)
-        if part == "weight" and self.halves is not None:
-            held, together = self.halves
-            bytes_ = blocks[..., held].reshape(rows, -1)
-            return pack_halves(_both_named(form.table)[bytes_] if form.table else bytes_, together)
+        if part == "weight" and self.planes is not None:
+            low, together, other = self.planes
+            halves = blocks[..., low].reshape(rows, -1)
+            halves = _both_named(form.table)[halves] if form.table else halves
+            rest = None if other is None else blocks[..., other].reshape(rows, -1)
+            return pack_planes(halves, together, rest, form.bits)
         if part == "weight":
             codes = self.codes(blocks).reshape(rows, -1)
             return pack_codes(codes, form.bits) if form.packed else codes
@@ -221,7 +223,7 @@ TYPES = {
         "int4_32_float16",
         lambda b: _parts(b[..., 2:], 4, 16),
         lambda b: _floats(b, 0),
-        halves=(slice(2, None), 16),
+        planes=(slice(2, None), 16, None),
     ),
     3: BlockType(
         "Q4_1",
@@ -230,7 +232,7 @@ TYPES = {
         "int4_32_float16_offsets",
         lambda b: _parts(b[..., 4:], 4, 16),
         lambda b: _floats(b, 0, 2),
-        halves=(slice(4, None), 16),
+        planes=(slice(4, None), 16, None),
     ),
     6: BlockType(
         "Q5_0",
@@ -262,19 +264,21 @@ TYPES = {
         "int4_32_levels_offsets",
         lambda b: _parts(b[..., 16:], 4, 32),
         _six_bits,
-        halves=(slice(16, None), 32),
+        planes=(slice(16, None), 32, None),
     ),
     13: BlockType(
         "Q5_K",
         *(256, 176, "int5_32_levels_offsets"),
         lambda b: _parts(b[..., 48:], 4, 32) | _parts(b[..., 16:48], 1, 32) << 4,
         _six_bits,
+        planes=(slice(48, None), 32, slice(16, 48)),
     ),
     14: BlockType(
         "Q6_K",
         *(256, 210, "int6_16_levels"),
         _codes_q6,
         lambda b: pack_levels(_floats(b, 208), b[..., 192:208].view(np.int8)),
+        planes=(slice(0, 128), 64, slice(128, 192)),
     ),
     16: BlockType("IQ2_XXS", 256, 66, "int8_32_levels", _codes_iq2_xxs, lambda b: _scales_of_words(b, 2, 66, 1 / 8)),
     17: BlockType("IQ2_XS", 256, 74, "int8_16_levels", _codes_iq2_xs, lambda b: _scales_of_halves(b, 66, 74, 1 / 8)),
@@ -284,7 +288,7 @@ TYPES = {
         *(32, 18, "iq4_32_float16"),
         lambda b: _named("iq4", _parts(b[..., 2:], 4, 16), _IQ4),
         lambda b: _floats(b, 0),
-        halves=(slice(2, None), 16),
+        planes=(slice(2, None), 16, None),
     ),
     21: BlockType("IQ3_S", 256, 110, "int5_32_levels", _codes_iq3_s, lambda b: _scales_of_halves(b, 106, 110, 1)),
     22: BlockType("IQ2_S", 256, 82, "int8_16_levels", _codes_iq2_s, lambda b: _scales_of_halves(b, 74, 82, 1 / 8)),
@@ -293,10 +297,16 @@ TYPES = {
         *(256, 136, "iq4_32_levels"),
         lambda b: _named("iq4", _parts(b[..., 8:], 4, 16), _IQ4),
         _scales_iq4,
-        halves=(slice(8, None), 16),
+        planes=(slice(8, None), 16, None),
     ),
     39: BlockType(
-        "MXFP4", 32, 17, "mxfp4", lambda b: _parts(b[..., 1:], 4, 16), lambda b: b[..., :1], halves=(slice(1, None), 16)
+        "MXFP4",
+        32,
+        17,
+        "mxfp4",
+        lambda b: _parts(b[..., 1:], 4, 16),
+        lambda b: b[..., :1],
+        planes=(slice(1, None), 16, None),
     ),
     40: BlockType("NVFP4", 64, 36, "nvfp4", _codes_nvfp4, _scales_nvfp4),
 }
