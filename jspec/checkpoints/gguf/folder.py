@@ -80,15 +80,12 @@ class GGUFFolder(MemoryFolder):
     @property
     def _wider(self) -> str:
         """The sentence for the user on types that are kept in wider codes than the file has."""
-        more: dict[str, int] = {}
+        wider: dict[str, int] = {}
         for weight in self.tensors.values():
-            if isinstance(weight, BlockWeight):
+            if isinstance(weight, BlockWeight) and (kind := weight.type).name in WIDER:
                 rows, inputs = weight.shape
-                extra = (
-                    weight.type.form.bytes((rows, inputs)) - rows * inputs // weight.type.weights * weight.type.bytes
-                )
-                more[weight.type.name] = more.get(weight.type.name, 0) + extra
-        wider = {name: extra for name, extra in more.items() if name in WIDER}
+                extra = kind.form.bytes((rows, inputs)) - rows * inputs // kind.weights * kind.bytes
+                wider[kind.name] = wider.get(kind.name, 0) + extra
         if not wider:
             return ""
         more_bytes = f"{sum(wider.values()) / 1e6:,.0f} MB more than in the file"

@@ -24,6 +24,20 @@ PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}  # numbers of types that ar
 Blocks = np.ndarray  # uint8 [rows, blocks, bytes]
 
 
+class Planes(NamedTuple):
+    """Codes of few bits in the bytes of a block, as ``pack_planes`` takes them.
+
+    Attributes:
+      halves: which bytes have the lowest four bits of codes in both halves.
+      together: how many of them have as many codes that follow each other in their low halves.
+      other: which bytes have the other bits; None if there are none.
+    """
+
+    halves: slice
+    together: int
+    other: slice | None = None
+
+
 class BlockType(NamedTuple):
     """A type of quantised tensors.
 
@@ -31,9 +45,8 @@ class BlockType(NamedTuple):
       name: ``Q4_K``.
       weights, bytes: of a block.
       format: the name of the format that holds the same numbers.
-      codes: of blocks, their codes ``[rows, blocks, weights]``: uint8, or int8 of eight bits.
-      planes: None, or of few bits which bytes of a block have the lowest four in both halves, how many of them together, and
-        where the other bits are, for ``pack_planes``.
+      codes: where they are, or a function of blocks that returns their codes ``[rows, blocks, weights]``: uint8, or int8 of
+        eight bits.
       scale: of blocks, what ``Weight.scale`` has of them: ``[rows, blocks, ...]``.
     """
 
@@ -41,9 +54,8 @@ class BlockType(NamedTuple):
     weights: int
     bytes: int
     format: str
-    codes: Callable[[Blocks], np.ndarray]
+    codes: Planes | Callable[[Blocks], np.ndarray]
     scale: Callable[[Blocks], np.ndarray]
-    planes: tuple[slice, int, slice | None] | None = None
 
     @property
     def form(self) -> Format:
@@ -51,19 +63,17 @@ class BlockType(NamedTuple):
 
     def array(self, part: str, blocks: Blocks) -> np.ndarray:
         """One of the arrays of the format, ``weight`` or ``scale``, for whole rows."""
-        form, rows = self.form, len(blocks)
-        if part == "weight" and self.planes is not None:
-            low, together, other = self.planes
-            halves = blocks[..., low].reshape(rows, -1)
-            halves = _both_named(form.table)[halves] if form.table else halves
-            rest = None if other is None else blocks[..., other].reshape(rows, -1)
-            return pack_planes(halves, together, rest, form.bits)
-        if part == "weight":
-            codes = self.codes(blocks).reshape(rows, -1)
+        form, rows, held = self.form, len(blocks), self.codes
+        if part == "scale":
+            shape = form.arrays((1, self.weights * blocks.shape[1]))["scale"].shape[1:]
+            return self.scale(blocks).reshape(rows, *shape)
+        if not isinstance(held, Planes):
+            codes = held(blocks).reshape(rows, -1)
             return pack_codes(codes, form.bits) if form.packed else codes
-        scale = self.scale(blocks)
-        inputs = self.weights * blocks.shape[1]
-        return scale.reshape(rows, *form.arrays((1, inputs))["scale"].shape[1:])
+        halves = blocks[..., held.halves].reshape(rows, -1)
+        halves = _both_named(form.table)[halves] if form.table else halves
+        other = None if held.other is None else blocks[..., held.other].reshape(rows, -1)
+        return pack_planes(halves, held.together, other, form.bits)
 
 
 def _floats(blocks: Blocks, start: int, count: int = 1) -> np.ndarray:
@@ -79,15 +89,21 @@ def _parts(codes: np.ndarray, bits: int, together: int) -> np.ndarray:
     return (grouped >> shifts & np.uint8((1 << bits) - 1)).reshape(*codes.shape[:2], -1)
 
 
-def _bits_of_words(blocks: Blocks, start: int) -> np.ndarray:
-    """The bits of 32 codes, the first in the lowest bit of the first byte, shifted behind four others."""
-    return np.unpackbits(blocks[..., start : start + 4], axis=-1, bitorder="little") << np.uint8(4)
+def _five_bits(blocks: Blocks, start: int) -> np.ndarray:
+    """Codes of 32 weights whose highest bits are in four bytes from one on, the first in the lowest bit of the first, and
+    whose other bits are in the halves of the bytes behind these."""
+    high = np.unpackbits(blocks[..., start : start + 4], axis=-1, bitorder="little")
+    return _parts(blocks[..., start + 4 :], 4, 16) | high << np.uint8(4)
 
 
-def _named(table: str, codes: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Codes of a table by the order of its numbers, as jspec numbers them."""
-    place = np.array([TABLES[table].numbers.index(number) for number in order], np.uint8)
-    return place[codes]
+def _scales_q2(blocks: Blocks) -> np.ndarray:
+    """Scales and offsets of Q2_K, whose integers of four bits share bytes."""
+    integers = (blocks[..., :16] & 15).view(np.int8), (blocks[..., :16] >> 4).view(np.int8)
+    return pack_levels(_floats(blocks, 80, 2) * np.array([1, -1], np.float16), *integers)
+
+
+def _scales_q6(blocks: Blocks) -> np.ndarray:
+    return pack_levels(_floats(blocks, 208), blocks[..., 192:208].view(np.int8))
 
 
 def _six_bits(blocks: Blocks) -> np.ndarray:
@@ -111,23 +127,21 @@ def _scales_iq4(blocks: Blocks) -> np.ndarray:
     return pack_levels(_floats(blocks, 0), (low | high << 4).view(np.int8) - np.int8(32))
 
 
-def _codes_q6(blocks: Blocks) -> np.ndarray:
-    return _parts(blocks[..., :128], 4, 64) | _parts(blocks[..., 128:192], 2, 32) << 4
-
-
 def _codes_q3(blocks: Blocks) -> np.ndarray:
     """Less 4 where a bit of the mask is 0; 8 stands for 0 here."""
     return _parts(blocks[..., 32:96], 2, 32) + (_parts(blocks[..., :32], 1, 32) << 2) + np.uint8(4)
 
 
+# The numbers of IQ4_NL and IQ4_XS in the order of codes in files.
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
 @functools.cache
 def _both_named(table: str) -> np.ndarray:
-    """Bytes with two codes of a table as jspec numbers them, by bytes with two of GGUF."""
+    """Bytes with two codes of a table as jspec numbers them, by bytes with two of GGUF: uint8 ``[256]``."""
+    place = np.array([TABLES[table].numbers.index(number) for number in _IQ4], np.uint8)
     byte = np.arange(256, dtype=np.uint8)
-    return _named(table, byte & 15, _IQ4) | _named(table, byte >> 4, _IQ4) << 4
-
-
-_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
+    return place[byte & 15] | place[byte >> 4] << 4
 
 
 @functools.cache
@@ -202,10 +216,6 @@ def _scales_of_halves(blocks: Blocks, start: int, stop: int, by: float) -> np.nd
     return pack_levels(number, _odd(_parts(blocks[..., start:stop], 4, 1)))
 
 
-def _codes_nvfp4(blocks: Blocks) -> np.ndarray:
-    return _parts(blocks[..., 4:36], 4, 8)
-
-
 def _scales_nvfp4(blocks: Blocks) -> np.ndarray:
     """As in the file, but that 127, which is NaN elsewhere, stands for 0 there."""
     scale = blocks[..., :4]
@@ -216,97 +226,23 @@ def _scales_nvfp4(blocks: Blocks) -> np.ndarray:
 WIDER = "Q2_K", "Q3_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"
 # The number of a type in files -> the type.
 TYPES = {
-    2: BlockType(
-        "Q4_0",
-        32,
-        18,
-        "int4_32_float16",
-        lambda b: _parts(b[..., 2:], 4, 16),
-        lambda b: _floats(b, 0),
-        planes=(slice(2, None), 16, None),
-    ),
-    3: BlockType(
-        "Q4_1",
-        32,
-        20,
-        "int4_32_float16_offsets",
-        lambda b: _parts(b[..., 4:], 4, 16),
-        lambda b: _floats(b, 0, 2),
-        planes=(slice(4, None), 16, None),
-    ),
-    6: BlockType(
-        "Q5_0",
-        *(32, 22, "int5_32_float16"),
-        lambda b: _parts(b[..., 6:], 4, 16) | _bits_of_words(b, 2),
-        lambda b: _floats(b, 0),
-    ),
-    7: BlockType(
-        "Q5_1",
-        *(32, 24, "int5_32_float16_offsets"),
-        lambda b: _parts(b[..., 8:], 4, 16) | _bits_of_words(b, 4),
-        lambda b: _floats(b, 0, 2),
-    ),
+    2: BlockType("Q4_0", 32, 18, "int4_32_float16", Planes(slice(2, 18), 16), lambda b: _floats(b, 0)),
+    3: BlockType("Q4_1", 32, 20, "int4_32_float16_offsets", Planes(slice(4, 20), 16), lambda b: _floats(b, 0, 2)),
+    6: BlockType("Q5_0", 32, 22, "int5_32_float16", lambda b: _five_bits(b, 2), lambda b: _floats(b, 0)),
+    7: BlockType("Q5_1", 32, 24, "int5_32_float16_offsets", lambda b: _five_bits(b, 4), lambda b: _floats(b, 0, 2)),
     8: BlockType("Q8_0", 32, 34, "int8_32_float16", lambda b: b[..., 2:].view(np.int8), lambda b: _floats(b, 0)),
-    10: BlockType(
-        "Q2_K",
-        *(256, 84, "int4_16_levels_offsets"),
-        lambda b: _parts(b[..., 16:80], 2, 32),
-        lambda b: pack_levels(
-            _floats(b, 80, 2) * np.array([1, -1], np.float16),
-            *((b[..., :16] & 15).view(np.int8), (b[..., :16] >> 4).view(np.int8)),
-        ),
-    ),
+    10: BlockType("Q2_K", 256, 84, "int4_16_levels_offsets", lambda b: _parts(b[..., 16:80], 2, 32), _scales_q2),
     11: BlockType("Q3_K", 256, 110, "int4_16_levels", _codes_q3, _scales_q3),
-    12: BlockType(
-        "Q4_K",
-        256,
-        144,
-        "int4_32_levels_offsets",
-        lambda b: _parts(b[..., 16:], 4, 32),
-        _six_bits,
-        planes=(slice(16, None), 32, None),
-    ),
-    13: BlockType(
-        "Q5_K",
-        *(256, 176, "int5_32_levels_offsets"),
-        lambda b: _parts(b[..., 48:], 4, 32) | _parts(b[..., 16:48], 1, 32) << 4,
-        _six_bits,
-        planes=(slice(48, None), 32, slice(16, 48)),
-    ),
-    14: BlockType(
-        "Q6_K",
-        *(256, 210, "int6_16_levels"),
-        _codes_q6,
-        lambda b: pack_levels(_floats(b, 208), b[..., 192:208].view(np.int8)),
-        planes=(slice(0, 128), 64, slice(128, 192)),
-    ),
+    12: BlockType("Q4_K", 256, 144, "int4_32_levels_offsets", Planes(slice(16, 144), 32), _six_bits),
+    13: BlockType("Q5_K", 256, 176, "int5_32_levels_offsets", Planes(slice(48, 176), 32, slice(16, 48)), _six_bits),
+    14: BlockType("Q6_K", 256, 210, "int6_16_levels", Planes(slice(0, 128), 64, slice(128, 192)), _scales_q6),
     16: BlockType("IQ2_XXS", 256, 66, "int8_32_levels", _codes_iq2_xxs, lambda b: _scales_of_words(b, 2, 66, 1 / 8)),
     17: BlockType("IQ2_XS", 256, 74, "int8_16_levels", _codes_iq2_xs, lambda b: _scales_of_halves(b, 66, 74, 1 / 8)),
     18: BlockType("IQ3_XXS", 256, 98, "int8_32_levels", _codes_iq3_xxs, lambda b: _scales_of_words(b, 66, 98, 1 / 4)),
-    20: BlockType(
-        "IQ4_NL",
-        *(32, 18, "iq4_32_float16"),
-        lambda b: _named("iq4", _parts(b[..., 2:], 4, 16), _IQ4),
-        lambda b: _floats(b, 0),
-        planes=(slice(2, None), 16, None),
-    ),
+    20: BlockType("IQ4_NL", 32, 18, "iq4_32_float16", Planes(slice(2, 18), 16), lambda b: _floats(b, 0)),
     21: BlockType("IQ3_S", 256, 110, "int5_32_levels", _codes_iq3_s, lambda b: _scales_of_halves(b, 106, 110, 1)),
     22: BlockType("IQ2_S", 256, 82, "int8_16_levels", _codes_iq2_s, lambda b: _scales_of_halves(b, 74, 82, 1 / 8)),
-    23: BlockType(
-        "IQ4_XS",
-        *(256, 136, "iq4_32_levels"),
-        lambda b: _named("iq4", _parts(b[..., 8:], 4, 16), _IQ4),
-        _scales_iq4,
-        planes=(slice(8, None), 16, None),
-    ),
-    39: BlockType(
-        "MXFP4",
-        32,
-        17,
-        "mxfp4",
-        lambda b: _parts(b[..., 1:], 4, 16),
-        lambda b: b[..., :1],
-        planes=(slice(1, None), 16, None),
-    ),
-    40: BlockType("NVFP4", 64, 36, "nvfp4", _codes_nvfp4, _scales_nvfp4),
+    23: BlockType("IQ4_XS", 256, 136, "iq4_32_levels", Planes(slice(8, 136), 16), _scales_iq4),
+    39: BlockType("MXFP4", 32, 17, "mxfp4", Planes(slice(1, 17), 16), lambda b: b[..., :1]),
+    40: BlockType("NVFP4", 64, 36, "nvfp4", lambda b: _parts(b[..., 4:36], 4, 8), _scales_nvfp4),
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf_checkpoints import write_gguf
-from gguf_models import MODELS, PUBLISHED_LLAMA3, folders, made, other, save, under
+from gguf_models import MODELS, PUBLISHED_LLAMA3, made, other, save, under
 from hybrid_checkpoints import split
 from parity_cases import CASES, SIZES
 from safetensors.numpy import load_file
@@ -28,17 +28,6 @@ transformers = pytest.importorskip("transformers")
 REAL = os.environ.get("JSPEC_GGUF_FILES")
 # Those whose names and numbers transformers' own reader of GGUF files gets right.
 OF_TRANSFORMERS = ("llama", "llama-wide-head", "llama-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-moe", "gemma3")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return folders(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def header(saved):
-    """The header of the file of a model of ``MODELS``."""
-    return lambda name: read_header(saved(name) / "model.gguf")
 
 
 def config_of(folder, fields: dict):

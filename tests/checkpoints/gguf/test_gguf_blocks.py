@@ -10,7 +10,7 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.gguf import BlockWeight
 from jspec.checkpoints.quantized.gguf_blocks import TYPES, WIDER
 from jspec.checkpoints.quantized.stored_codes import in_eight_bits
-from jspec.quantization.codes import pack_codes
+from jspec.quantization.codes import BLOCK, HALF
 from jspec.quantization.weight import Weight
 
 gguf = pytest.importorskip("gguf")
@@ -59,11 +59,10 @@ def test_numbers_are_those_that_gguf_dequantises(number, tmp_path):
 
 @pytest.mark.parametrize("number", [2, 3, 20, 39], ids=lambda number: TYPES[number].name)
 def test_rows_that_end_within_a_block_of_packed_codes(number):
-    """Both ways of packing codes give the same bytes."""
     kind, inputs = TYPES[number], 160
     blocks = random_blocks(kind, ROWS, inputs)
     packed = kind.array("weight", blocks)
-    np.testing.assert_array_equal(packed, pack_codes(kind.codes(blocks).reshape(ROWS, -1)))
+    assert (packed[:, -HALF + inputs % BLOCK // 2 :] == 0x88).all()  # codes that are missing are 8
     found = Weight(packed, kind.array("scale", blocks), form=kind.form, inputs=inputs).dequantize()
     np.testing.assert_array_equal(found, of_gguf(number, blocks))
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gguf_models import MODELS, folders, other, under
+from gguf_models import MODELS, other, under
 
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.gguf.architectures import read_architecture
@@ -11,17 +11,6 @@ from jspec.checkpoints.gguf.header import read_header
 pytest.importorskip("gguf")
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return folders(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def header(saved):
-    """The header of the file of a model of ``MODELS``."""
-    return lambda name: read_header(saved(name) / "model.gguf")
 
 
 OF_EVERY_MODEL = "block_count context_length embedding_length attention.head_count attention.layer_norm_rms_epsilon"
