@@ -1,20 +1,33 @@
-"""Tokenizers from GGUF files make the tokens that the original tokenizers make, with transformers' own classes to compare.
-
-With JSPEC_GGUF_FILES, a folder of GGUF files, those are read too. Beside vocabularies that llama.cpp publishes
-(``ggml-vocab-*.gguf``) lie texts and the tokens that the original tokenizers made of them."""
+"""Tokenizers from GGUF files make the tokens that the original ones make, with transformers' own classes to compare."""
 
 # ruff: noqa: RUF001
 import json
 import logging
-import os
-import unicodedata
-from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from gguf_tokenizers import (
+    BYTE,
+    CHAT,
+    CONTROL,
+    NORMAL,
+    OF_LLAMA_CPP,
+    ORIGINALS,
+    OTHERS,
+    SPECIAL,
+    TEXTS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    byte_level,
+    byte_level_file,
+    differences,
+    load,
+    original,
+    transformers,
+    write,
+)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.gguf.header import read_header
@@ -22,168 +35,6 @@ from jspec.checkpoints.gguf.pre_tokenizers import WORDS
 from jspec.checkpoints.gguf.tokenizer import tokenizer_files
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.text.chat_template import prompt_tokens
-
-gguf = pytest.importorskip("gguf")
-transformers = pytest.importorskip("transformers")
-
-TEXTS = (
-    "def f(x):\n\treturn {'é€': 1_000}  # ok\n\n\n    y = x[-1]\r\n",
-    "12345 3.14159 2²  7 x=  8\t9 ٣٤ ½",
-    "I'm HE'LL don't we'RE camelCase HTTPServer snake_case",
-    "한국어 中文字符と日本語 กำลัง हिन्दी Ελληνικά Кириллица",
-    "café naïve Ångström",
-    unicodedata.normalize("NFD", "café naïve Ångström é"),
-    "🚀👩‍👩‍👧 😶‍🌫️ ™",
-    "  two   three    four     \n \n\n \t\t x" + " " * 40 + "y\n",
-    " a", "", " ", "\n", "\t\t", "▁ literal ▁▁", "Ġ Ċ",
-    "<|im_start|>user\nHi <|im_end|>\n<tool_call>{}</tool_call>[PAD7][PAD8]<|endoftext|>",
-    "<s>[INST] hi [/INST]</s> <0x0A> <unk>",
-    "!!!??? ...... ------ ====== ''''''```` \"\"\" ~/a/b",
-)  # fmt: skip
-CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-SPECIAL = {"<|endoftext|>": CONTROL, "<|im_start|>": CONTROL, "<|im_end|>": CONTROL}
-OTHERS = {"<tool_call>": USER_DEFINED, "</tool_call>": USER_DEFINED, "[PAD7]": UNUSED}
-OLD_PADDING = "[PAD8]"  # to which older converters gave the type of tokens that users define
-# The names that llama.cpp's src/llama-vocab.cpp compares tokenizer.ggml.pre with (October 2026).
-OF_LLAMA_CPP = """
-    a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx
-    deepseek-coder deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4 f2llmv2 falcon
-    falcon-h1 falcon3 gemma4 gigachat glm4 glm5 gpt-2 gpt-4o gpt3-finnish granite-docling granite-embed-multi-311m
-    granite-embed-multi-97m grok-2 hunyuan hunyuan-dense hy_v4 jais jais-2 jina-de jina-es jina-v1-en jina-v2-code
-    jina-v2-de jina-v2-es jina-v5-nano joyai-llm kanana2 kimi-k2 kormo laguna lfm2 llada-moe llama-bpe llama-v3 llama3
-    llama4 megrez mellum mellum2 midm-2.0 minerva-7b minicpm5 minimax-m2 modern-bert mpt olmo phi-2 pixtral poro-chat
-    qwen2 qwen35 refact roberta-bpe sarvam-moe seed-coder smaug-bpe smollm solar-open spark2_5 stablelm2 starcoder
-    superbpe talkie tekken tiny_aya trillion ufakzeka viking whitespace youtu
-"""
-
-
-def write(path: Path, model: str | None, tokens: dict[str, int], **keys) -> Path:
-    """A GGUF file without tensors. ``tokens`` is text -> type; in ``keys``, ``__`` stands for a dot."""
-    writer = gguf.GGUFWriter(path, keys.pop("arch", "llama"))
-    if model is not None:
-        writer.add_tokenizer_model(model)
-        writer.add_token_list(list(tokens))
-        writer.add_token_types(list(tokens.values()))
-    for name, value in keys.items():
-        getattr(writer, f"add_{name}")(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
-def load(path: Path, folder: Path) -> Any:
-    """The tokenizer of a GGUF file, as one of a checkpoint folder."""
-    folder.mkdir()
-    for name, content in tokenizer_files(read_header(path)).items():
-        (folder / name).write_text(json.dumps(content))
-    tokenizer = load_tokenizer(folder)
-    assert tokenizer is not None
-    return tokenizer
-
-
-def differences(tokenizer, original, texts=TEXTS) -> list:
-    """Each text of which two tokenizers make other tokens, or other text of those, with both."""
-    found = []
-    for text in texts:
-        ours, theirs = (one.encode(text, add_special_tokens=False) for one in (tokenizer, original))
-        back = [
-            [one.decode(ids, skip_special_tokens=skip) for skip in (True, False)]
-            for one, ids in ((tokenizer, ours), (original, theirs))
-        ]
-        if ours != theirs or back[0] != back[1]:
-            found.append((text, ours, theirs, *back))
-    return found
-
-
-@cache
-def byte_level() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A vocabulary of bytes whose merges go across words, digits and lines, so that the tokens show where a rule cuts."""
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    plain = [text for text in TEXTS if "<" not in text]
-    texts = [*plain, *(unicodedata.normalize("NFC", text) for text in plain)] * 2
-    trained.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=3000, initial_alphabet=alphabet, show_progress=False)
-    )
-    model = json.loads(trained.to_str())["model"]
-    tokens = sorted(model["vocab"], key=model["vocab"].get)
-    tokens.append("Ġworthwhile")  # no merges lead to it
-    return {token: i for i, token in enumerate([*tokens, *SPECIAL, *OTHERS, OLD_PADDING])}, [
-        tuple(pair) for pair in model["merges"]
-    ]
-
-
-def byte_level_file(path: Path, pre: str, **keys) -> Path:
-    vocab, merges = byte_level()
-    types = {token: (SPECIAL | OTHERS).get(token, NORMAL) for token in vocab} | {OLD_PADDING: USER_DEFINED}
-    return write(path, "gpt2", types, tokenizer_pre=pre, token_merges=[" ".join(pair) for pair in merges], **keys)
-
-
-def of_class(name: str, vocab: dict[str, int], merges: list[tuple[str, str]]):
-    """The original tokenizer of a class of transformers."""
-    return getattr(transformers, name)(vocab=vocab, merges=merges)
-
-
-def of_parts(vocab: dict[str, int], merges: list[tuple[str, str]], *cuts, whole: bool = False):
-    """The original tokenizer as tokenizer.json files put it together."""
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=whole))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(cuts))  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-
-
-def split(regex: str, vocab: dict[str, int], merges: list[tuple[str, str]], **options):
-    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return of_parts(vocab, merges, pre_tokenizers.Split(Regex(regex), "isolated"), bytes_, **options)
-
-
-def llama3(*model):
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    return split(TikTokenConverter("").pattern, *model, whole=True)
-
-
-def o200k(*model):
-    openai_public = pytest.importorskip("tiktoken_ext.openai_public")
-    source = Path(openai_public.__file__).read_text()
-    body = source[source.index("def o200k_base") :].split("pat_str = ", 1)[1].split("\n    return", 1)[0]
-    return split(eval(body), *model)
-
-
-def tekken(*model):
-    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
-    return split(mapping.GGUF_PRE_TOKENIZER_SPLITS["tekken"], *model, whole=True)
-
-
-def with_digits(*model):
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    return of_parts(*model, digits, pre_tokenizers.ByteLevel(add_prefix_space=False))
-
-
-ORIGINALS = {
-    "gpt-2": partial(of_class, "GPT2Tokenizer"),
-    "qwen2": partial(of_class, "Qwen2Tokenizer"),
-    "qwen35": partial(of_class, "Qwen3_5Tokenizer"),
-    "command-r": partial(of_class, "CohereTokenizer"),
-    "olmo": partial(of_class, "GPTNeoXTokenizer"),
-    "smollm": with_digits,
-    "llama-bpe": llama3,
-    "gpt-4o": o200k,
-    "tekken": tekken,
-}
-
-
-def original(pre: str):
-    tokenizer = ORIGINALS[pre](*byte_level())
-    tokenizer.clean_up_tokenization_spaces = False
-    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
-    tokenizer.add_tokens(
-        [AddedToken(token, normalized=False) for token, kind in OTHERS.items() if kind == USER_DEFINED]
-    )
-    return tokenizer
 
 
 class TestBytes:
@@ -399,146 +250,3 @@ class TestSettings:
     @pytest.mark.parametrize("model", [None, "no_vocab"])
     def test_a_file_without_a_tokenizer(self, model, tmp_path):
         assert tokenizer_files(read_header(write(tmp_path / "x.gguf", model, {"a": NORMAL}))) == {}
-
-
-GOOD = {"tokenizer_pre": "gpt-2", "token_merges": ["a b"]}
-
-
-class TestDamage:
-    @pytest.mark.parametrize(
-        ("model", "tokens", "keys", "words"),
-        [
-            ("bert", ["a"], {}, r"model='bert': expected 'gpt2', 'llama' or 'gemma4'"),
-            ("t5", ["a"], {}, "model='t5': expected 'gpt2'"),
-            ("rwkv", ["a"], {}, "model='rwkv': expected 'gpt2'"),
-            ("plamo2", ["a"], {}, "model='plamo2': expected 'gpt2'"),
-            ("gpt2", ["a", "b", "a"], GOOD, r"tokens=.*expected no token twice; 'a' is 0 and 2"),
-            (
-                "gpt2",
-                ["a", "b"],
-                GOOD,
-                r"merges=\['a b'\]: expected two tokens that are one together; 'a b' is no such",
-            ),
-            ("gpt2", ["a", "b", "ab"], GOOD | {"token_merges": ["a c"]}, "merges=.*'a c' is no such pair"),
-            ("gpt2", ["a", "b", "ab"], GOOD | {"token_merges": ["ab"]}, "merges=.*'ab' is no such pair"),
-            ("gpt2", ["a", "b", "ab"], {"tokenizer_pre": "gpt-2"}, "merges=None: expected a list of strings"),
-            ("gpt2", ["a", "b", "ab"], GOOD | {"eos_token_id": 3}, r"eos_token_id=3: expected an integer in 0\.\.2"),
-            (
-                "gpt2",
-                ["a", "b", "ab"],
-                GOOD | {"token_types": [1, 1]},
-                "token_type has 2 numbers of int32: expected 3 integers",
-            ),
-            (
-                "gpt2",
-                ["a", "b", "ab"],
-                GOOD | {"token_types": [1, 1, 7]},
-                r"token_type has 3 numbers of int32: expected integers in 0\.\.6",
-            ),
-            ("gpt2", ["a" * 1025, "b"], GOOD, "tokens=.*expected tokens of at most 1024 characters"),
-            (
-                "llama",
-                ["<unk>", "a", "b"],
-                {"token_scores": [0.0, 1.0]},
-                "scores has 2 numbers of float32: expected 3 numbers",
-            ),
-            ("llama", ["<unk>", "a", "b"], {}, "scores=None: expected 3 numbers, one for each token"),
-            (
-                "llama",
-                ["a", "b", "c"],
-                {"token_scores": [0.0, float("nan"), 1.0]},
-                "scores has 3 .*which pieces are merged first",
-            ),
-            ("llama", ["a", "b", "c"], {"token_scores": [-1000.0] * 3}, "scores has 3 .*which pieces are merged first"),
-            (
-                "gpt2",
-                ["a", "b", "ab"],
-                GOOD | {"array": ("tokenizer.chat_templates", ["x"])},
-                r"chat_template\.x is missing",
-            ),
-            (
-                "gpt2",
-                ["a", "b", "ab"],
-                GOOD | {"bool": ("tokenizer.chat_template", True)},
-                "chat_template=True: expected a",
-            ),
-        ],
-    )
-    def test_is_refused(self, model, tokens, keys, words, tmp_path):
-        writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-        writer.add_tokenizer_model(model)
-        writer.add_token_list(tokens)
-        for name, value in ({"token_types": [NORMAL] * len(tokens)} | keys).items():
-            getattr(writer, f"add_{name}")(*(value if isinstance(value, tuple) else (value,)))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.close()
-        with pytest.raises(Refusal, match=rf"x\.gguf: tokenizer\.(ggml\.)?{words}"):
-            tokenizer_files(read_header(tmp_path / "x.gguf"))
-
-
-def real_files(suffix: str) -> list[Path]:
-    folder = os.environ.get("JSPEC_GGUF_FILES")
-    return sorted(Path(folder).glob(f"*{suffix}")) if folder else []
-
-
-def real(path: Path, folder: Path):
-    header = read_header(path)
-    return header.metadata, load(path, folder)
-
-
-@pytest.mark.parametrize("path", real_files(".gguf.inp"), ids=lambda path: path.name)
-def test_published_tokens(path, tmp_path):
-    """Tokens that the original tokenizers made, beside vocabularies that llama.cpp publishes."""
-    try:
-        _, tokenizer = real(path.with_suffix(""), tmp_path / "hf")
-    except Refusal as refusal:
-        pytest.skip(str(refusal))
-    texts = path.read_text("utf-8").split("\n__ggml_vocab_test__\n")
-    lines = path.with_suffix(".out").read_text("utf-8").split("\n")[: len(texts)]
-    tokens = [[int(token) for token in line.split()] for line in lines]
-    if "qwen35" in path.name:  # made without the NFC that transformers' own class has
-        texts, tokens = zip(
-            *[pair for pair in zip(texts, tokens, strict=True) if unicodedata.is_normalized("NFC", pair[0])],
-            strict=True,
-        )
-    assert [tokenizer.encode(text, add_special_tokens=False) for text in texts] == list(tokens)
-
-
-def marked(metadata, kind: int) -> list[str]:
-    tokens = metadata["tokenizer.ggml.tokens"]
-    return [tokens[i] for i in np.flatnonzero(metadata["tokenizer.ggml.token_type"] == kind)]
-
-
-@pytest.mark.parametrize("path", [p for p in real_files(".gguf") if "vocab" not in p.name], ids=lambda path: path.name)
-def test_real_files(path, tmp_path):
-    """The references are transformers' Qwen2Tokenizer, the parts of SmolLM's tokenizer.json, and for Gemma transformers' own
-    reading of GGUF files, which differs in literal ▁▁ and in runs of more than 31 spaces."""
-    metadata, tokenizer = real(path, tmp_path / "hf")
-    vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    source = Path(__file__).read_text("utf-8")
-    texts = [*TEXTS, *source.split("\n\n"), source[:2000]]
-    if metadata["tokenizer.ggml.model"] == "gpt2":
-        merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-        rule = {"qwen2": "qwen2", "smollm": "smollm"}[metadata["tokenizer.ggml.pre"]]
-        reference = ORIGINALS[rule](vocab, merges)
-    else:
-        reference = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        texts = [text for text in texts if "▁▁" not in text and " " * 32 not in text]
-    reference.clean_up_tokenization_spaces = False
-    reference.add_special_tokens({"additional_special_tokens": marked(metadata, CONTROL)})
-    defined = [token for token in marked(metadata, USER_DEFINED) if token.strip(" ")]
-    reference.add_tokens([AddedToken(token, normalized=False) for token in defined])
-    assert differences(tokenizer, reference, texts) == []
-    assert tokenizer.encode("x")[0] == (vocab["<bos>"] if "<bos>" in vocab else vocab["x"])
-    assert tokenizer.get_vocab().keys() == {token if token.strip(" ") else "▁" * len(token) for token in vocab}
-
-
-def test_digits_behind_spaces_need_the_rule_of_smollm(tmp_path):
-    """What transformers' own reading of GGUF files lacks, and a text on which it shows."""
-    paths = [path for path in real_files(".gguf") if "smollm" in path.name]
-    if not paths:
-        pytest.skip("JSPEC_GGUF_FILES has no SmolLM")
-    _, tokenizer = real(paths[0], tmp_path / "hf")
-    tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode("x =  3"))
-    assert tokens == ["x", "Ġ=", "ĠĠ", "3"]
