@@ -2,6 +2,7 @@
 
     python -m benchmarks.rounds.one_order                         # needs an NVIDIA GPU: every shape
     python -m benchmarks.rounds.one_order --shape llama-3.1-8b --formats int4 fp8_block
+    python -m benchmarks.rounds.one_order --only prompts          # or rounds, or passes
     python -m benchmarks.rounds.one_order --json FILE             # also writes a result, see benchmarks/report/results.py
     python -m benchmarks.rounds.one_order --smoke                 # tiny and anywhere, with meaningless times
 
@@ -24,9 +25,11 @@ from benchmarks.rounds.round import Figure
 from jspec.pallas.dispatch import one_order
 
 FORMATS = {"llama-3.1-8b": ("none", "int4", "fp8_block"), "qwen3-30b-a3b": ("int4",), "qwen3.6-27b": ("int4",)}
-ROUNDS = [Decoding(None, 0, rows, 512, 128) for rows in (1, 16, 64)]
-PASSES = [Forward(rows, 5, 2048, 2112, 32) for rows in (1, 16)]
-PROMPTS = [Reading(tokens) for tokens in (512, 2048, 8192)]
+LINES = {
+    "rounds": [Decoding(None, 0, rows, 512, 128) for rows in (1, 16, 64)],
+    "passes": [Forward(rows, 5, 2048, 2112, 32) for rows in (1, 16)],
+    "prompts": [Reading(tokens) for tokens in (512, 2048, 8192)],
+}
 SMALL = [Decoding(None, 0, 2, 16, 8), Forward(2, 3, PAGE, PAGE, 1), Reading(96)]
 
 
@@ -51,6 +54,7 @@ def figures(shape: str, bench: Bench, quantization: str | None, lines, ratios: l
 def main() -> int:
     parser = parser_of(__doc__, FORMATS)
     parser.add_argument("--formats", nargs="+", type=known_format, metavar="FORMAT", help="of the target's weights")
+    parser.add_argument("--only", nargs="+", choices=LINES, default=list(LINES), help="what is measured")
     args: argparse.Namespace = parser.parse_args()
     shapes = ["tiny"] if args.smoke else args.shape
     run, ratios = Run.begin("one_order", parser, args, shapes), defaultdict[str, list[float]](list)
@@ -58,7 +62,10 @@ def main() -> int:
         for name in args.formats or FORMATS.get(shape, ("none",)):
             quantization = None if name == "none" else name
             with run.bench(shape, quantization) as bench:
-                lines, found = SMALL if args.smoke else [*ROUNDS, *PASSES, *PROMPTS], ratios[f"{shape}, {name}"]
+                lines, found = (
+                    SMALL if args.smoke else [line for only in args.only for line in LINES[only]],
+                    ratios[f"{shape}, {name}"],
+                )
                 run.keep(figures(shape, bench, quantization, lines, found))
     for name, found in ratios.items():
         print(

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,9 +89,10 @@ class NamedArrays:
         """Of which arrays a parameter is made, and how: the same for two that are made alike."""
         return tuple(_recipe(self.layout.tensors[tensor]) for tensor in self.tensors_of[param])
 
-    def needed(self, param: str) -> list[str]:
-        """The names of the arrays that a parameter is made of."""
-        found = (_origin(self.layout.tensors[tensor]) for tensor in self.tensors_of[param])
+    def needed(self, params: Iterable[str]) -> list[str]:
+        """The names of the arrays that parameters are made of."""
+        tensors = (self.layout.tensors[tensor] for param in params for tensor in self.tensors_of[param])
+        found = map(_origin, tensors)
         return list(dict.fromkeys(one.key for one in found if isinstance(one, ArrayTensor)))
 
 

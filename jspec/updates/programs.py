@@ -37,22 +37,29 @@ class Programs:
         """The names of the arrays that a parameter has in the model: ``weight`` first, and its scales."""
         return [param] if param not in self._stored else list(self._stored[param].names.values())
 
-    def writer(self, param: str, named: NamedArrays, old: Sequence[Any], given: Sequence[Any], keep: bool) -> Callable:
-        """``(old arrays, arrays that fill the parameter) -> new arrays``, compiled; unless ``keep``, it takes the memory of
-        the old ones away. Of the arrays, ``old`` and ``given`` have shapes, dtypes and places."""
-        needed = named.needed(param)
+    def writer(
+        self, params: Sequence[str], named: NamedArrays, old: Sequence[Sequence[Any]], given: Sequence[Any], keep: bool
+    ) -> Callable:
+        """``(old arrays of each parameter, arrays that fill them) -> new arrays of each``, compiled; unless ``keep``, it
+        takes the memory of the old ones away. Of the arrays, ``old`` and ``given`` have shapes, dtypes and places."""
+        needed = named.needed(params)
 
         def write(old, arrays):
             with named.bound(dict(zip(needed, arrays, strict=True))):
-                whole = named.param(param)
-            names = self.names(param)
-            made = rounded(whole, self._stored[param].form.name) if len(names) > 1 else (whole,)
-            new = zip(names, made, old, strict=True)
-            return [self._on_devices(name, array.astype(leaf.dtype), leaf.shape) for name, array, leaf in new]
+                return [
+                    self._made(param, named.param(param), leaves) for param, leaves in zip(params, old, strict=True)
+                ]
 
-        places = [leaf.sharding for leaf in old]
+        places = [[leaf.sharding for leaf in leaves] for leaves in old]
         how = {"out_shardings": places, "keep_unused": True} | ({} if keep else {"donate_argnums": 0})
-        return self._program((named.recipe(param), keep), write, how, (old, given))
+        return self._program((tuple(map(named.recipe, params)), keep), write, how, (old, given))
+
+    def _made(self, param: str, whole: Any, old: Sequence[Any]) -> list[Any]:
+        """In a trace: the arrays of a parameter, like those of before."""
+        names = self.names(param)
+        made = rounded(whole, self._stored[param].form.name) if len(names) > 1 else (whole,)
+        new = zip(names, made, old, strict=True)
+        return [self._on_devices(name, array.astype(leaf.dtype), leaf.shape) for name, array, leaf in new]
 
     def checker(self, arrays: Sequence[Any]) -> Callable:
         """``arrays -> bool``, compiled: whether all of their numbers are finite."""

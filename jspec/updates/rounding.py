@@ -55,7 +55,7 @@ def _in_codes(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     peak = jnp.take_along_axis(block, at, axis=-1)
 
     def candidate(largest: float):
-        scale = _over(peak, -largest).astype(int4.SCALE).astype(jnp.float32)
+        scale = jax.lax.reduce_precision(_over(peak, -largest), 8, 7)  # of bfloat16, which XLA may keep more digits of
         scale = jnp.where(jnp.abs(scale) < _TINY, 1, scale)
         numbers = jnp.clip(jnp.rint(_over(block, scale)), -ZERO, ZERO - 1)
         error = (jnp.square(numbers * scale - block) * jnp.abs(block)).sum(axis=-1, keepdims=True)
@@ -75,9 +75,12 @@ def _in_codes(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _over(numbers: jax.Array, divisor: jax.Array | float) -> jax.Array:
-    """Finite numbers divided by what XLA does not see to be the same for several of them: it would multiply by a reciprocal,
-    which rounds otherwise."""
-    return numbers / (divisor + 0 * numbers)
+    """Quotients as a host rounds them. On a GPU, XLA divides in float32 by instructions that may be off by two units in the
+    last place, and everywhere multiplies by the reciprocal of what it sees to be the same for several numbers. Quotients
+    in float64 have enough digits to be rounded to those of float32, before anything else is done with them."""
+    with jax.enable_x64(True):
+        exact = jnp.asarray(numbers, jnp.float64) / jnp.asarray(divisor, jnp.float64)
+        return jax.lax.reduce_precision(exact, 8, 23).astype(jnp.float32)
 
 
 def _not_tiny(scale: jax.Array) -> jax.Array:

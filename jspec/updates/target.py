@@ -83,7 +83,7 @@ class TargetWeights:
         for copy, name in named.layout.duplicates.items():
             if not bool(jnp.array_equal(named.arrays[copy], named.arrays[name])):
                 raise ValueError(f"weights[{copy!r}] differs from weights[{name!r}], which it is tied to; leave it out")
-        update = Update(self, named, list(named.tensors_of))
+        update = Update(self, named, _by_layer(named.tensors_of))
         update.require_finite()
         update.compile(keep)
         return update
@@ -139,23 +139,24 @@ class TargetWeights:
         if (module := self._target()) is not None:
             nnx.update(module, jax.tree.unflatten(self._tree, self.leaves))
 
-    def writer(self, named: NamedArrays, param: str, keep: bool) -> Callable:
-        """The compiled function that writes a parameter; see ``Programs.writer``."""
-        place = self._place_of_given(param)
-        arrays = (named.arrays[name] for name in named.needed(param))
+    def writer(self, named: NamedArrays, params: Sequence[str], keep: bool) -> Callable:
+        """The compiled function that writes some parameters; see ``Programs.writer``."""
+        place = self._place_of_given(params)
+        arrays = (named.arrays[name] for name in named.needed(params))
         given = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for x in arrays]
-        return self._programs.writer(param, named, self.kinds(param), given, keep)
+        return self._programs.writer(params, named, list(map(self.kinds, params)), given, keep)
 
-    def written(self, named: NamedArrays, param: str, keep: bool) -> list[jax.Array]:
-        """The new arrays of a parameter. What it is made of is sent to its devices, and not copied if it is there."""
-        old, place = self.old(param), self._place_of_given(param)
-        given = [jax.device_put(named.arrays[name], place) for name in named.needed(param)]
-        own = set(map(_memory, old))
+    def written(self, named: NamedArrays, params: Sequence[str], keep: bool) -> list[list[jax.Array]]:
+        """The new arrays of some parameters. What they are made of is sent to their devices, and not copied if it is
+        there."""
+        old, place = list(map(self.old, params)), self._place_of_given(params)
+        given = jax.device_put([named.arrays[name] for name in named.needed(params)], place)
+        own = {_memory(array) for arrays in old for array in arrays}
         given = [x.copy() if _memory(x) in own else x for x in given]  # which is about to be written over
-        return self.writer(named, param, keep)(old, given)
+        return self.writer(named, params, keep)(old, given)
 
-    def _place_of_given(self, param: str) -> Any:
-        place = self.kinds(param)[0].sharding
+    def _place_of_given(self, params: Sequence[str]) -> Any:
+        place = self.kinds(params[0])[0].sharding
         return NamedSharding(place.mesh, PartitionSpec()) if isinstance(place, NamedSharding) else place
 
     def finite(self, arrays: Sequence[Any]) -> Any:
@@ -173,12 +174,12 @@ class Update:
     Attributes:
       weights: the target's.
       named: the arrays, by name.
-      params: the parameters that they fill.
+      groups: the parameters that they fill, those together that one program writes.
     """
 
     weights: TargetWeights
     named: NamedArrays
-    params: list[str]
+    groups: list[list[str]]
 
     @property
     def num_bytes(self) -> int:
@@ -188,26 +189,35 @@ class Update:
     def require_finite(self):
         """Raise a ValueError, which names an array, if a number is not finite. They are read once."""
         named = self.named
-        found = [self.weights.finite([named.arrays[name] for name in named.needed(param)]) for param in self.params]
-        for param, finite in zip(self.params, jax.device_get(found), strict=True):
+        found = [self.weights.finite([named.arrays[name] for name in named.needed(group)]) for group in self.groups]
+        for group, finite in zip(self.groups, jax.device_get(found), strict=True):
             if finite:
                 continue
-            wrong = next(name for name in named.needed(param) if not self.weights.finite([named.arrays[name]]))
+            wrong = next(name for name in named.needed(group) if not self.weights.finite([named.arrays[name]]))
             raise ValueError(f"weights[{wrong!r}] has NaN or infinity: expected finite numbers")
 
     def compile(self, keep: bool):
         """Compile what ``write`` needs with ``keep``, so that writing cannot fail for that."""
-        for param in self.params:
-            self.weights.writer(self.named, param, keep)
+        for group in self.groups:
+            self.weights.writer(self.named, group, keep)
 
     def write(self, keep: bool) -> Iterator[tuple[str, list[jax.Array]]]:
-        """Write one parameter after another. Unless ``keep``, the arrays of before are gone from the first on.
+        """Write one group after another. Unless ``keep``, the arrays of before are gone from the first on.
 
         Yields:
           each parameter and its new arrays.
         """
-        for param in self.params:
-            yield param, self.weights.written(self.named, param, keep)
+        for group in self.groups:
+            yield from zip(group, self.weights.written(self.named, group, keep), strict=True)
+
+
+def _by_layer(params: Iterable[str]) -> list[list[str]]:
+    """Parameters in groups, those of a layer in one: a call of a program takes a host longer than a GPU needs for most."""
+    groups: dict[str, list[str]] = {}
+    for param in params:
+        layer = ".".join(param.split(".")[:2])
+        groups.setdefault(layer if param.startswith("layers.") else "", []).append(param)
+    return list(groups.values())
 
 
 def _memory(array: jax.Array) -> int:

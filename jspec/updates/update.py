@@ -331,12 +331,12 @@ class _Stream:
         if named.unknown:
             raise ValueError(f"weights has {few(named.unknown)}, for which the model has no place")
         whole = [param for param in named.tensors_of if param not in self._written and named.is_whole(param)]
-        change = Update(target, named, whole)
+        change = Update(target, named, [[param] for param in whole])
         change.require_finite()
         change.compile(keep=False)
         self._weights.write_part(change, self._wait)
         self._written.update(whole)
-        done = {name for param in whole for name in named.needed(param)}
+        done = set(named.needed(whole))
         self._pending = {name: array for name, array in self._pending.items() if name not in done}
 
     def _require_all(self):
