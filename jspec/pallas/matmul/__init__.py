@@ -14,6 +14,7 @@ sm90_tiling.py            how that kernel divides a product
 sm90_memory.py            its shared memory, and the scales of its tiles
 sm90_sums.py              what one of its warpgroups multiplies
 sm90_codes.py             codes from shared memory to registers, times their scales, as bfloat16
+sm90_copy_scales.py       scales of codes from global memory to registers
 sm90_registers.py         other weights of few bits from shared memory to registers, as bfloat16
 one_token.py              a single token, without a kernel
 quantize_activations.py   quantises activations to eight bits"""

@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jspec.pallas.matmul.sm90_copy_scales import scale_words
 from jspec.pallas.matmul.sm90_memory import SharedMemory, scales_of
 from jspec.pallas.matmul.sm90_registers import store_transposed
 from jspec.pallas.matmul.sm90_sums import sums_of_tile
@@ -71,8 +72,8 @@ def few_tokens_matmul_kernel(
     if weight.kind in ("nvfp4", "mxfp8"):  # four scales are a word
         words = lax.bitcast_convert_type(weight.scale.reshape(outputs, -1, 4), jnp.int32)
         weight = dataclasses.replace(weight, scale=words)
-    if weight.form is not None and weight.form.levels:
-        weight = dataclasses.replace(weight, scale=lax.bitcast_convert_type(weight.scale, jnp.int32))
+    if weight.form is not None and weight.form.rounds_products and (weight.form.levels or not interpret):
+        weight = scale_words(weight, tiling.inputs)
     if not (weight.is_plain or weight.per_channel):
         assert tiling.inputs == BLOCK or (weight.packed and tiling.inputs % BLOCK == 0), tiling
         assert BLOCK % tiling.outputs == 0, tiling

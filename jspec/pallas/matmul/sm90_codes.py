@@ -3,65 +3,54 @@ scales, in bfloat16 (``Weight.multiplied``).
 
 A thread makes four pairs of a word of 32 inputs (``jspec.quantization.codes``), the first two of which are of the first 16
 inputs. Each pair of pairs has the operands of its group, which come from numbers of its line: scales, with zeros or offsets,
-or the words of scales of two levels (``jspec.quantization.levels``)."""
+or the factors and integers of scales of two levels (``jspec.quantization.levels``)."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from jspec.pallas.matmul.sm90_registers import MULTIPLIED, PRODUCT, Tile, in_registers, of_line, twice_in_word, unpacked
-from jspec.pallas.weights.table_codes import factors_of, word_of
-from jspec.pallas.weights.unpack import CODE_SHRINK, DIFFERENCES, INT8_PAIRS_TIMES, twice, word_of_codes
+from jspec.pallas.matmul.sm90_copy_scales import INTEGER, CopyScales, times_added
+from jspec.pallas.matmul.sm90_registers import (
+    MULTIPLIED,
+    PRODUCT,
+    Tile,
+    in_registers,
+    instruction,
+    kept_word,
+    of_line,
+    unpacked,
+)
+from jspec.pallas.weights.table_codes import word_of, words_of
+from jspec.pallas.weights.unpack import DIFFERENCES, INT8_PAIRS_TIMES, twice, word_of_codes
 from jspec.quantization.codes import BLOCK, HALF, SHARING
 from jspec.quantization.formats import Format
 from jspec.quantization.tables import TABLES
 
 _WORD = 2 * PRODUCT  # inputs of a word
-_INTEGER = 128.0  # what is added to integers of eight bits to make bytes of them
 
 
-class GroupNumbers(NamedTuple):
-    """What a group of inputs has of each line, in the layout of one number for each.
-
-    Attributes:
-      scale: float32; of levels int32, the word of the numbers.
-      beside: the zeros or offsets, float32; of levels int32, the word with the integers of scales; None if there is none.
-      offsets: of levels with offsets int32, the word with their integers.
-    """
-
-    scale: Any
-    beside: Any = None
-    offsets: Any = None
-
-
-def load_codes(weight, first: int, groups: Sequence[GroupNumbers], form: Format):
+def load_codes(weight, first: int, parts: Sequence[Any], scales: CopyScales):
     """In a kernel: 64 inputs of ``weight`` as ``Weight.multiplied`` has them, divided by ``CODE_SHRINK``; bfloat16
     ``[outputs, 64]`` in registers. Those of a table are also multiplied by its ``factor``.
 
     Args:
       weight: a ref in shared memory, uint8 or int8 ``[outputs, bytes]``, of a multiple of 64 outputs; of four and eight
         bits with ``transforms``.
-      first: the first of the inputs, a multiple of 64.
-      groups: those of these inputs, 1, 2 or 4.
-      form: of the codes.
+      first: the first of the inputs of a copy, a multiple of 64.
+      parts: what the copy has of each line, ``prepared``; for levels with ``level_factors`` in front.
+      scales: says how.
     """
-    parts = [number for group in groups for number in group if number is not None]
-    each, place = (
-        len(parts) // len(groups),
-        first // MULTIPLIED * len(groups),
-    )  # the first group's, among those of a copy
+    form, groups = scales.form, scales.groups_of(first)
 
     def fill(ref, by_core, *by_line):
         rows = Tile(ref) if form.bits not in SHARING else _Rows(ref)
         for lines, half in np.ndindex(by_core.shape[0], 2):
-            numbers = [of_line(number, lines, half) for number in by_line]
-            operands = [
-                _operands(form, numbers[i * each : (i + 1) * each], (place + i) % 4) for i in range(len(groups))
-            ]
+            of_group = scales.of_line([of_line(part, lines, half) for part in by_line])
+            operands = [_operands(form, of_group(group), group % 4) for group in groups]
             operands = [operands[i * len(groups) // 4] for i in range(4)]  # of each 16 inputs
             for product in range(4) if form.bits == 8 else ():
                 pieces = _pairs(rows, first // PRODUCT + product, lines, half)
@@ -96,7 +85,8 @@ def _instructions(form: Format, rows: Any, first: int, lines: int, half: int) ->
         quarter = arith.muli(rows.quarter, mgpu.c(4, i32))
         word = load(rows.at(rows.piece(first // _WORD, quarter), lines, half))
         if form.table:
-            return word_of(TABLES[form.table]), [word]
+            table = TABLES[form.table]
+            return word_of(table, in_operands=True), [word, *map(kept_word, words_of(table).values())]
         return (DIFFERENCES if form.zeros else word_of_codes(4, 0)), [word]
     block, place = divmod(first, BLOCK)
     start, sharing = block * form.block_bytes, SHARING[form.bits]
@@ -106,69 +96,51 @@ def _instructions(form: Format, rows: Any, first: int, lines: int, half: int) ->
     return word_of_codes(form.bits, part), words
 
 
-def _operands(form: Format, numbers: Sequence[Any], byte: int) -> list[Any]:
+def _operands(form: Format, words: Sequence[Any], byte: int) -> list[Any]:
     """The operands of the instructions for codes of one group of a line: 2^133 times the scale, of codes of four bits 2^129
-    times it, and what is added; each twice in a word and divided by ``CODE_SHRINK``. Integers of levels are that ``byte`` of
-    their word."""
+    times it, and what is added; each twice in a word and divided by ``CODE_SHRINK``.
+
+    Args:
+      words: as ``CopyScales.of_line`` has them.
+      byte: which of a word's integers are the group's, of levels.
+    """
     table = TABLES[form.table] if form.table else None
     if table is not None and not table.integers:
-        return [twice_in_word(numbers[0], by) for by in factors_of(table)]
+        return list(words)
     if form.zeros:
-        return [twice_in_word(numbers[1], -1 / CODE_SHRINK), twice_in_word(numbers[0], 1.0)]
-    middle = -_INTEGER if table is not None or form.bits == 8 else -float(form.middle)
-    low, added = _of_levels(form, numbers, byte, middle) if form.levels else _of_floats(form, numbers, middle)
+        return [words[1], words[0]]
+    if form.levels:
+        low, added = _of_levels(form, words, byte)
+    elif form.offsets:
+        low, added = words
+    else:
+        low, added = words[0], instruction("mul.rn.bf16x2", words[0], _constant(times_added(form) * 2.0**-133))
     if form.bits != 4 or table is not None:
         return [low, added]
-    return [low, _instruction("mul.rn.bf16x2", low, _constant(2.0**-4)), added]
+    return [low, instruction("mul.rn.bf16x2", low, _constant(2.0**-4)), added]
 
 
-def _of_floats(form: Format, numbers: Sequence[Any], middle: float) -> tuple[Any, Any]:
-    low = twice_in_word(numbers[0], 2.0**133 / CODE_SHRINK)
-    if form.offsets:
-        return low, twice_in_word(numbers[1], 1 / CODE_SHRINK)
-    return low, twice_in_word(numbers[0], middle / CODE_SHRINK)
-
-
-def _of_levels(form: Format, numbers: Sequence[Any], byte: int, middle: float) -> tuple[Any, Any]:
+def _of_levels(form: Format, words: Sequence[Any], byte: int) -> tuple[Any, Any]:
     """An integer below 128 and 128 more is a bfloat16 with these bits behind those of 128. One with a sign and 128 more,
     moved to the lowest bits, is 2^-133 of that."""
-    word, *integers = numbers
+    digits = f"0x4{byte}4{byte}"
     if form.offsets:
-        results = []
-        for i, (integer, by) in enumerate(zip(integers, (2.0**133, 1.0), strict=True)):
-            number = _half_float(word, i)
-            factor, less = (twice_in_word(number, by * times / CODE_SHRINK) for times in (1.0, -_INTEGER))
-            lanes = _instruction("prmt.b32", integer, mgpu.c(0x43434343, word.type), f"0x4{byte}4{byte}")
-            results.append(_instruction("fma.rn.bf16x2", lanes, factor, less))
-        return results[0], results[1]
-    i32 = word.type
-    number = arith.bitcast(ir.F32Type.get(), word)
-    bytes_ = arith.xori(integers[0], mgpu.c(-0x7F7F7F80, i32))
-    lanes = _instruction("prmt.b32", bytes_, mgpu.c(0, i32), f"0x4{byte}4{byte}")
-    small = _instruction("fma.rn.bf16x2", lanes, _constant(2.0**113), _constant(-_INTEGER * 2.0**-20))
-    by = (twice_in_word(number, times * 2.0**20 / CODE_SHRINK) for times in (2.0**133, middle))
-    return tuple(_instruction("mul.rn.bf16x2", small, factor) for factor in by)  # pyright: ignore[reportReturnType]
-
-
-def _half_float(word, half: int):
-    """The float16 in a half of a word, as float32."""
-    i16, f16 = ir.IntegerType.get_signless(16), ir.F16Type.get()
-    moved = arith.shrui(word, mgpu.c(16 * half, word.type))
-    return arith.extf(ir.F32Type.get(), arith.bitcast(f16, arith.trunci(i16, moved)))
+        *factors, scales, offsets = words
+        lanes = [instruction("prmt.b32", integers, kept_word(0x43434343), digits) for integers in (scales, offsets)]
+        low, added = (instruction("fma.rn.bf16x2", lanes[i], factors[2 * i], factors[2 * i + 1]) for i in range(2))
+        return low, added
+    *factors, integers = words
+    bytes_ = arith.xori(integers, mgpu.c(-0x7F7F7F80, integers.type))
+    lanes = instruction("prmt.b32", bytes_, mgpu.c(0, integers.type), digits)
+    small = instruction("fma.rn.bf16x2", lanes, _constant(2.0**113), _constant(-INTEGER * 2.0**-20))
+    low, added = (instruction("mul.rn.bf16x2", small, factor) for factor in factors)
+    return low, added
 
 
 def _constant(number: float):
     """A bfloat16 number twice in a word."""
     bits = np.uint32(int(twice(number), 16)).astype(np.int32)
     return mgpu.c(int(bits), ir.IntegerType.get_signless(32))
-
-
-def _instruction(name: str, *operands):
-    """The result of one instruction on words, of which those that are strings stand in its text."""
-    i32, words = ir.IntegerType.get_signless(32), [one for one in operands if not isinstance(one, str)]
-    places = iter(range(1, len(words) + 1))
-    text = ", ".join(one if isinstance(one, str) else f"${next(places)}" for one in operands)
-    return llvm.inline_asm(i32, words, f"{name} $0, {text};", ",".join(["=r", *["r"] * len(words)]))
 
 
 class _Rows:

@@ -11,7 +11,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.matmul.sm90_codes import GroupNumbers, load_codes
+from jspec.pallas.matmul.sm90_codes import load_codes
+from jspec.pallas.matmul.sm90_copy_scales import CopyScales, level_factors, load_words
 from jspec.pallas.matmul.sm90_registers import (
     MULTIPLIED,
     PER_LINE,
@@ -25,7 +26,7 @@ from jspec.pallas.matmul.sm90_tiling import BLOCK, LINES, MosaicTiling
 from jspec.pallas.weights.table_codes import numbers_of
 from jspec.pallas.weights.unpack import CODE_SHRINK, SHRINK
 from jspec.quantization.codes import SHARING, unpack_codes
-from jspec.quantization.formats import SUPER, Format
+from jspec.quantization.formats import Format
 from jspec.quantization.levels import unpack_levels
 from jspec.quantization.tables import TABLES
 from jspec.quantization.weight import Weight, rounded_product
@@ -139,7 +140,15 @@ class ScalesOfNumbers(Scales, abc.ABC):
 
     @abc.abstractmethod
     def of_copy(self, copy) -> list[Any]:
-        """Those of each 64 inputs of a copy."""
+        """Those of each 64 inputs of a copy, or of all of it."""
+
+    def prepared(self, scales: list[Any]) -> list[Any]:
+        """What all inputs of a copy need that has these."""
+        return scales
+
+    def interpreted(self, copy) -> Any:
+        """Those of a copy for ``numbers_of``."""
+        return self.of_copy(copy)
 
     @abc.abstractmethod
     def load_numbers(self, weight, first: int, scales) -> Any:
@@ -162,52 +171,66 @@ class CodeScales(ScalesOfNumbers):
     def shrink(self) -> float:
         return CODE_SHRINK / (TABLES[self.form.table].factor if self.form.table else 1.0)
 
-    def of_copy(self, copy) -> list[list[GroupNumbers]]:
-        """The groups of each 64 inputs of a copy."""
-        inputs = self.tiling.inputs
-        if self.form.levels:
-            return [self._levels(copy, i) for i in range(inputs // MULTIPLIED)]
-        group = min(self.weight.group or inputs, inputs)
-        which = ((0,), (1,)) if self.form.zeros or self.form.offsets else ((),)
-        columns = self._columns(copy, inputs // group) if self.weight.group else [0]
-        groups = [GroupNumbers(*(self.of_outputs(column, *at) for at in which)) for column in columns]
-        each = max(MULTIPLIED * len(groups) // inputs, 1)  # groups of 64 inputs
-        return [groups[i * len(groups) * MULTIPLIED // inputs :][:each] for i in range(inputs // MULTIPLIED)]
+    @property
+    def _copies(self) -> CopyScales:
+        return CopyScales(self.form, self.tiling.inputs, in_words=self.weight.scale.dtype == jnp.int32)
 
-    def _levels(self, copy, i: int) -> list[GroupNumbers]:
-        """The groups of the i-th 64 inputs of a copy, whose integers are in one word."""
-        count, supers = SUPER // (self.form.group or SUPER), self.weight.scale.shape[1]
-        each = count * MULTIPLIED // SUPER
-        first = (copy * (self.tiling.inputs // MULTIPLIED) + i) * each  # of all groups, and of a word's
-        super_ = jnp.minimum(first // count, supers - 1)
-        word = lax.rem(first, jnp.int32(count)) // 4
-        words = (0, 1 + word, *((1 + count // 4 + word,) if self.form.offsets else ()))
-        numbers = [self._load(self.weight.scale, super_, at) for at in words]
-        return [GroupNumbers(*numbers)] * each
+    def of_copy(self, copy) -> list[Any]:
+        """What four threads have of each line: words of the scales of a copy, or all of its numbers."""
+        copies = self._copies
+        if not copies.in_words:
+            return [number for group in self._groups(copy) for number in group]
+        ref = self.weight.scale.at[pl.ds(self.output, self.tiling.outputs)]
+        if not self.form.levels:
+            count = copies.words
+            first = jnp.minimum(copy * count, self.weight.scale.shape[1] - count)  # none past the last
+            return load_words(ref.at[:, pl.ds(first, count)], range(count))
+        super_, word = self._place(copy)
+        integers = ref.at[:, super_, pl.ds(1 + word, copies.places[-1] + 1)]
+        return [self._load(self.weight.scale, super_, 0), *load_words(integers, copies.places)]
+
+    def prepared(self, scales: list[Any]) -> list[Any]:
+        return (
+            [*level_factors(scales[0], self.form), *scales[1:]] if self.form.levels else self._copies.prepared(scales)
+        )
 
     def load_numbers(self, weight, first: int, scales):
-        return load_codes(weight, first, scales, self.form)
+        return load_codes(weight, first, scales, self._copies)
 
-    def numbers_of(self, weight, scales: list[Any]):
-        form, groups = self.form, [group for of in scales for group in of]
-        found = [self._interpreted(group, i % 4) for i, group in enumerate(groups)]
-        scale, beside = (jnp.stack(numbers, axis=1) for numbers in zip(*found, strict=True))
-        scale, beside = (jnp.repeat(of, self.tiling.inputs // len(groups), axis=1) for of in (scale, beside))
-        codes = unpack_codes(weight, self.tiling.inputs, form.bits) if form.packed else weight
+    def interpreted(self, copy) -> tuple[Any, Any]:
+        """The scales of a copy's groups and their zeros or offsets, or zeros, float32 ``[outputs, groups]``."""
+        if not self.form.levels:
+            scale, *beside = (jnp.stack(numbers, axis=1) for numbers in zip(*self._groups(copy), strict=True))
+            return scale, beside[0] if beside else jnp.zeros_like(scale)
+        super_, word = self._place(copy)
+        count, words = self._copies.groups // 4, self._copies.groups_of_super // 4
+        starts = (1 + word, *((1 + words + word,) if self.form.offsets else ()))
+        at = [0, *(start + i for start in starts for i in range(count))]
+        own = jnp.stack([self._load(self.weight.scale, super_, place) for place in at], axis=-1)
+        scale, offset = unpack_levels(lax.bitcast_convert_type(own, jnp.uint32)[:, None], self.form, rounded=True)
+        return scale, jnp.zeros_like(scale) if offset is None else offset
+
+    def numbers_of(self, weight, scales: tuple[Any, Any]):
+        form, inputs = self.form, self.tiling.inputs
+        scale, beside = (jnp.repeat(of, inputs // of.shape[1], axis=1) for of in scales)
+        codes = unpack_codes(weight, inputs, form.bits) if form.packed else weight
         if form.table:
             table = TABLES[form.table]
             return rounded_product(numbers_of(table, codes).astype(jnp.float32), scale) * np.float32(1 / table.factor)
         numbers = codes.astype(jnp.float32) - (beside if form.zeros else form.middle)
         return rounded_product(numbers, scale, beside if form.offsets else None)
 
-    def _interpreted(self, group: GroupNumbers, byte: int) -> tuple[Any, Any]:
-        """The scale of a group and its zero or offset, or 0. Integers of levels are that ``byte`` of their word."""
-        if not self.form.levels:
-            return group.scale, jnp.zeros_like(group.scale) if group.beside is None else group.beside
-        words = [group.scale, *([group.beside] if group.offsets is None else [group.beside, group.offsets])]
-        stacked = lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.uint32)
-        scale, offset = unpack_levels(stacked[..., None, :], self.form, rounded=True)
-        return scale[..., byte], jnp.zeros_like(scale[..., 0]) if offset is None else offset[..., byte]
+    def _groups(self, copy) -> list[list[Any]]:
+        """The scale of each group of a copy, and its zero or offset, float32 ``[outputs]``."""
+        which = ((0,), (1,)) if self.form.zeros or self.form.offsets else ((),)
+        columns = self._columns(copy, self._copies.groups) if self.weight.group else [0]
+        return [[self.of_outputs(column, *at) for at in which] for column in columns]
+
+    def _place(self, copy) -> tuple[Any, Any]:
+        """Of levels, which 256 inputs a copy is in, none past the last, and its first word of integers of scales there."""
+        first, count = copy * self._copies.groups, self._copies.groups_of_super
+        super_ = jnp.minimum(first // count, self.weight.scale.shape[1] - 1)
+        return super_, lax.rem(first, jnp.int32(count)) // 4
 
 
 class _BytesOfScales(ScalesOfNumbers):
@@ -228,7 +251,7 @@ class MXFP8Scales(_BytesOfScales):
         return 1.0
 
     def load_numbers(self, weight, first: int, scales):
-        return load_mxfp8(weight, first, scales)
+        return load_mxfp8(weight, first, scales[first // MULTIPLIED])
 
     def numbers_of(self, weight, scales: list[Any]):
         return numbers_of_mxfp8(weight, self.tiling.inputs, scales)
@@ -242,7 +265,7 @@ class NVFP4Scales(_BytesOfScales):
         return True
 
     def load_numbers(self, weight, first: int, scales):
-        return load_nvfp4(weight, first, scales)
+        return load_nvfp4(weight, first, scales[first // MULTIPLIED])
 
     def numbers_of(self, weight, scales: list[Any]):
         return numbers_of_nvfp4(weight, self.tiling.inputs, scales)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
 
 from jspec.pallas.weights.unpack import (
     FP8,
@@ -243,6 +243,33 @@ def of_line(numbers, lines: int, half: int):
     return vector.extract(number, [], [0]) if isinstance(number.type, ir.VectorType) else number
 
 
+def per_line(make, *by_line, count: int = 1) -> list[Any]:
+    """In a kernel: ``count`` words for each line, int32 ``[outputs]`` as ``by_line`` are, of what these have of the line."""
+    outputs = by_line[0].shape
+
+    @plgpu.inline_mgpu(
+        arg_types=tuple(PER_LINE for _ in by_line),
+        return_type=[plgpu.ShapeDtypeStruct(outputs, jnp.int32, layout=PER_LINE)] * count,
+    )
+    def words(_, *by_line):
+        return lines_of(outputs[0], lambda lines, half: make(*(of_line(numbers, lines, half) for numbers in by_line)))
+
+    return words(*by_line)  # pyright: ignore[reportCallIssue, reportReturnType]  # jax passes the context
+
+
+def lines_of(outputs: int, make) -> list[Any]:
+    """The arrays of a kernel ``[outputs]`` that have the words ``make(lines, half)`` of each line of a thread."""
+    layout, single = mgpu.WGMMA_LAYOUT.reduce((1,)), ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
+    made = {at: make(*at) for at in np.ndindex(outputs // _LINES, 2)}
+    arrays = []
+    for i in range(len(next(iter(made.values())))):
+        registers = np.empty(layout.registers_shape((outputs,)), dtype=object)
+        for at, words in made.items():
+            registers.reshape(-1, 2)[at] = vector.broadcast(single, words[i])
+        arrays.append(mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=True))
+    return arrays
+
+
 def _factor(scales, lines: int, half: int, group: int):
     """2^120 times the scale of a group of a line of the thread, twice in a word."""
     i32 = ir.IntegerType.get_signless(32)
@@ -258,6 +285,24 @@ def twice_in_word(number, by: float):
     i32, f32 = ir.IntegerType.get_signless(32), ir.F32Type.get()
     scaled = arith.mulf(number, mgpu.c(by, f32))
     return llvm.inline_asm(i32, [scaled], "cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,f")
+
+
+def instruction(name: str, *operands):
+    """The result of one instruction on words, of which those that are strings stand in its text."""
+    i32, words = ir.IntegerType.get_signless(32), [one for one in operands if not isinstance(one, str)]
+    places = iter(range(1, len(words) + 1))
+    text = ", ".join(one if isinstance(one, str) else f"${next(places)}" for one in operands)
+    return llvm.inline_asm(i32, words, f"{name} $0, {text};", ",".join(["=r", *["r"] * len(words)]))
+
+
+def kept_word(number: int):
+    """A word that stays in a register.
+
+    Of a number that it knows, ptxas would make a copy for each instruction. It does not know that there is one layer of
+    blocks alone, whose number is 0."""
+    i32 = ir.IntegerType.get_signless(32)
+    zero = nvvm.read_ptx_sreg_ctaid_z(results=[i32])
+    return arith.addi(zero, mgpu.c(int(np.uint32(number).astype(np.int32)), i32))
 
 
 class Tile:

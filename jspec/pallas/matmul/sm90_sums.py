@@ -49,7 +49,10 @@ def sums_of_tile(
             return await_operands(begin + trip)
 
         def of_trip(trip):
-            return scales.of_copy(first + begin + trip)
+            copy = first + begin + trip
+            return (
+                scales.interpreted(copy) if interpret and isinstance(scales, ScalesOfNumbers) else scales.of_copy(copy)
+            )
 
         how = shared.read, scales, trips, tiling, interpret
         sums_of: Any = _sums_of_scaled if isinstance(scales, ScalesOfNumbers) else _sums
@@ -141,9 +144,9 @@ def _sums_of_scaled(operands, of_trip, read, scales: ScalesOfNumbers, trips: int
         def add(trip, of_inputs):
             following = of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
             stage, weight, x = operands(trip)
-            for i, of_numbers in enumerate(of_inputs):  # some inputs are converted while others are multiplied
-                numbers = scales.load_numbers(weight, i * MULTIPLIED, of_numbers)
-                plgpu.wgmma(acc, numbers, x.at[pl.ds(i * MULTIPLIED, MULTIPLIED)])
+            own = scales.prepared(of_inputs)
+            for i in range(0, tiling.inputs, MULTIPLIED):  # some inputs are converted while others are multiplied
+                plgpu.wgmma(acc, scales.load_numbers(weight, i, own), x.at[pl.ds(i, MULTIPLIED)])
             plgpu.wgmma_wait(0)
             plgpu.barrier_arrive(read.at[stage])
             return following

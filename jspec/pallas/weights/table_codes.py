@@ -84,16 +84,20 @@ def halves(table: Table, scaled: bool = False) -> tuple[str, str]:
 
 
 @functools.cache
-def word_of(table: Table) -> str:
+def word_of(table: Table, in_operands: bool = False) -> str:
     """Instructions that make four pairs of $4, a word of ``jspec.quantization.codes``, each of four bits and those 16 bits
     above: their numbers times a scale. $5 and what follows is ``factors_of`` times the scale of the first two pairs, and
-    what follows these that of the others."""
+    what follows these that of the others. If ``in_operands``, ``words_of`` the table come between."""
+    names = list(words_of(table)) if in_operands else []
     count, both = len(factors_of(table)), []
     for i, bytes_of in ((0, "0x4420"), (2, "0x4431")):
-        by = [(f"${5 + i // 2 * count + j}",) * 2 for j in (0, count - 1)]
+        by = [(f"${5 + len(names) + i // 2 * count + j}",) * 2 for j in (0, count - 1)]
         looked_up = _looked_up(table, (f"${i}", f"${i + 1}"), ("0x6240", "0x7351"), *by)
         both.append(f"prmt.b32 digits, $4, 0, {bytes_of}; {looked_up}")
-    return _with_table(table, " ".join(both))
+    text = _with_table(table, " ".join(both))
+    for i, name in enumerate(names):
+        text = text.replace(f"mov.b32 {name}, 0x{words_of(table)[name]:08X};", f"mov.b32 {name}, ${5 + i};")
+    return text
 
 
 def _looked_up(
@@ -113,17 +117,22 @@ def _looked_up(
     return low + " ".join(made.format(*each) for each in zip(pairs, bytes_of, factors, added, strict=True))
 
 
-def _with_table(table: Table, instructions: str) -> str:
-    """``instructions`` after those that put the table into registers, and ``factors_of`` it for numbers without a scale."""
+def words_of(table: Table) -> dict[str, int]:
+    """The words of a table, four bytes each, by the registers in which instructions look them up."""
     bits = np.array(table.numbers).astype(np.uint16) + np.uint16(128) if table.integers else table.bits
     more = bits[:8] - bits[8:]
     assert (more < 128).all(), table.name
-    parts = {"low": bits[8:] & 255, "more": more, "high": bits[8:] >> 8}
-    words = {
-        f"{name}{i}": np.ascontiguousarray(part[4 * i :][:4].astype(np.uint8)).view("<u4")[0]
+    parts = {"low": bits[8:] & 255, "more": more} | ({} if table.integers else {"high": bits[8:] >> 8})
+    return {
+        f"{name}{i}": int(np.ascontiguousarray(part[4 * i :][:4].astype(np.uint8)).view("<u4")[0])
         for name, part in parts.items()
         for i in (0, 1)
     }
+
+
+def _with_table(table: Table, instructions: str) -> str:
+    """``instructions`` after those that put the table into registers, and ``factors_of`` it for numbers without a scale."""
+    words = words_of(table)
     moves = " ".join(f"mov.b32 {name}, 0x{word:08X};" for name, word in words.items())
     by = dict(zip(("factor", "added"), map(twice, factors_of(table, scaled=False)), strict=False))
     moves += "".join(f" mov.b32 {name}, {number};" for name, number in by.items())

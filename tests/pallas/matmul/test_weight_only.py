@@ -199,9 +199,18 @@ def test_instructions_look_up_the_numbers_of_a_table(name):
     digits = np.random.default_rng(0).integers(16, size=(64, 128)).astype(np.uint8)
     word = codes.pack_codes(digits).view(np.uint32)
     scales = np.float32(0.75), np.float32(-1.4375)  # of the first 16 inputs of a word, and of the others
-    operands = (unpack.twice(float(scale * by)) for scale in scales for by in table_codes.factors_of(table))
-    registers = {f"${5 + i}": np.full(word.size, int(operand, 16), np.uint32) for i, operand in enumerate(operands)}
-    pairs = carried_out(table_codes.word_of(table), {"$4": word.reshape(-1), **registers}, results=4)
+    factors = [int(unpack.twice(float(scale * by)), 16) for scale in scales for by in table_codes.factors_of(table)]
+    of_table = [*table_codes.words_of(table).values()]
+    pairs, others = (
+        carried_out(
+            table_codes.word_of(table, bool(before)),
+            {"$4": word.reshape(-1)}
+            | {f"${i}": np.full(word.size, x, np.uint32) for i, x in enumerate(before + factors, 5)},
+            results=4,
+        )
+        for before in ([], of_table)
+    )
+    np.testing.assert_array_equal(pairs, others)
     multiples = table.multiples[digits].reshape(64, 4, 2, 2, 4, 2) * np.reshape(scales, (2, 1, 1, 1))
     scaled = (multiples / table_codes.shrink_of_table(table, scaled=True)).astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(pairs.reshape(64, 4, 4, 4, 2), scaled.reshape(64, 4, 4, 4, 2).swapaxes(2, 3))
