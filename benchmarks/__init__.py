@@ -6,6 +6,7 @@ kernels/            verification, small-batch products, experts, gated delta net
 engine/             an engine and its server under requests
 soak/               half an hour of right and wrong requests beside a steady client
 acceptance/         how many drafts of the shipped family are accepted
+real/               real models, which a person names: a pair, a head, greedy text beside transformers'
 host/               grammars, loading, and what a GPU holds of a model
 report/             results as files, and the tables that are written from them
 log/                what was measured and tried, one page a question; LOG.md is the contents

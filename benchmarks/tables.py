@@ -3,10 +3,11 @@
     python -m benchmarks.tables            # writes the documents
     python -m benchmarks.tables --check    # writes nothing; exits 1 if a document differs from what it would write
 
-Whole documents are docs/results/performance.md, docs/results/drafters.md and docs/results/efficiency-<method>.md, the
-last with the table of costs beside it. In README.md, docs/guides/quantization.md and docs/guides/draft-vocabularies.md
-it writes only what stands between the comments ``<!-- name: ... -->`` and ``<!-- /name -->``. The plot of a
-document is written with it, but not compared: its bytes depend on the version of matplotlib."""
+Whole documents are docs/results/performance.md, docs/results/drafters.md, docs/results/real-models.md where there are
+results of it, and docs/results/efficiency-<method>.md, the last with the table of costs beside it. In README.md,
+docs/guides/quantization.md and docs/guides/draft-vocabularies.md it writes only what stands between the comments
+``<!-- name: ... -->`` and ``<!-- /name -->``. The plot of a document is written with it, but not compared: its bytes
+depend on the version of matplotlib."""
 
 import argparse
 import json
@@ -15,7 +16,7 @@ import re
 import sys
 
 from benchmarks.acceptance import drafters, editing, small_drafts
-from benchmarks.report import activations_table, kv_cache_table, performance, results
+from benchmarks.report import activations_table, kv_cache_table, performance, real_models_page, results
 from benchmarks.rounds import efficiency
 
 GUIDES, PAGES = results.ROOT / "docs" / "guides", results.ROOT / "docs" / "results"
@@ -39,6 +40,8 @@ def documents() -> dict[pathlib.Path, str]:
     written[PAGES / "performance.md"] = performance.document(found)
     edited = [editing.markdown(one) for one in results.read_all("editing")[-1:]]
     written[PAGES / "drafters.md"] = "\n".join([drafters.markdown(comparison()), *edited])
+    if real := real_models_page.pairs_of(results.read_all("real_models")):
+        written[PAGES / "real-models.md"] = real_models_page.markdown(real)
     for method, costs in costs_by_method().items():
         written[PAGES / f"efficiency-{method}.md"] = efficiency.markdown(costs)
         written[PAGES / f"efficiency-{method}.json"] = json.dumps(costs.table, indent=1) + "\n"

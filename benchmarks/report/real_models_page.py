@@ -1,0 +1,88 @@
+"""docs/results/real-models.md, of what ``benchmarks.real.real_models`` measured last of each way."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.real.prompts import KINDS
+from benchmarks.real.real_models import ROWS, TEMPERATURES, TIMED_TEMPERATURES
+from benchmarks.report import results
+from benchmarks.report.markdown import paragraph, table
+
+READ = """Tokens a round are those that a verify pass of the target gives, its own token included: 1.00 without drafts. What
+stands behind ± is one standard error: of tokens a round over prompts, of tokens a second over three runs. Tokens a
+second are all requests' together, prompts included; in brackets, times those of plain decoding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A target and what drafts for it.
+
+    Attributes:
+      names: of the target, and of the draft model or head.
+      ways: way -> its figures, as ``benchmarks.real.real_models`` has them.
+      last: the run that was the last.
+    """
+
+    names: tuple[str, str]
+    ways: dict[str, Any]
+    last: results.Result
+
+
+def pairs_of(runs: Sequence[results.Result]) -> list[Pair]:
+    """What was measured last of each way of each pair. The results are in order, the earliest first."""
+    by_names: dict[tuple[str, str], Pair] = {}
+    for run in runs:
+        names = run.settings["target"], run.settings["draft"]
+        before = by_names[names].ways if names in by_names else {}
+        by_names[names] = Pair(names, before | run.measured, run)
+    return list(by_names.values())
+
+
+def markdown(pairs: Sequence[Pair]) -> str:
+    """The page."""
+    head = """Written by `python -m benchmarks.tables` from [`benchmarks/results/`](../../benchmarks/results); the prompts
+    are [sixty of our own](../../benchmarks/real/prompts.jsonl), twenty of each kind."""
+    return "\n\n".join(["# Real models", paragraph(head), paragraph(READ), *map(_section, pairs)]) + "\n"
+
+
+def _section(pair: Pair) -> str:
+    run, (target, draft) = pair.last, pair.names
+    measured = f"""Measured by `{run.current_command}` on {run.device["kind"]}, jax {run.versions["jax"]},
+    {run.settings["dtype"]}, {run.settings["new"]} tokens an answer, on {run.day} (commit {run.code})."""
+    drafting = {way: figures["accepted"] for way, figures in pair.ways.items() if "accepted" in figures}
+    rates = {way: figures["rates"] for way, figures in pair.ways.items()}
+    parts = [f"## {target} with {draft}", paragraph(measured), "### Tokens a round", _accepted(drafting)]
+    parts += ["### Which drafts are accepted", _positions(drafting), "### Tokens a second", _rates(rates)]
+    return "\n\n".join(parts)
+
+
+def _accepted(ways: Mapping[str, Any]) -> str:
+    columns = [f"{kind}, T = {temperature:g}" for kind in (*KINDS, "all") for temperature in TEMPERATURES]
+    rows = []
+    for way in sorted(ways):
+        cells = (ways[way][f"{temperature}, {kind}"] for kind in (*KINDS, "all") for temperature in TEMPERATURES)
+        rows.append([way, *(f"{cell['tokens']:.2f} ± {cell['error']:.2f}" for cell in cells)])
+    return table(["", *columns], rows)
+
+
+def _positions(ways: Mapping[str, Any]) -> str:
+    rows = []
+    for way in sorted(ways):
+        shares = (ways[way][f"{temperature}, all"]["positions"] for temperature in TEMPERATURES)
+        rows.append([way, *(" ".join(f"{share:.2f}" for share in each) for each in shares)])
+    return table(["share of rounds", *(f"T = {temperature:g}" for temperature in TEMPERATURES)], rows)
+
+
+def _rates(ways: Mapping[str, Any]) -> str:
+    keys = [f"{temperature}, {rows}" for temperature in TIMED_TEMPERATURES for rows in ROWS]
+    names = [f"{rows} at a time, T = {temperature:g}" for temperature in TIMED_TEMPERATURES for rows in ROWS]
+    plain, rows = ways.get("plain", {}), []
+    for way, figures in ways.items():
+        cells = [way]
+        for key in keys:
+            one = figures.get(key)
+            over = f" ({one['tokens'] / plain[key]['tokens']:.2f})" if one and key in plain and way != "plain" else ""
+            cells.append(f"{one['tokens']:.0f} ± {one['error']:.0f}{over}" if one else "-")
+        rows.append(cells)
+    return table(["", *names], rows)
