@@ -71,7 +71,11 @@ class NamedArrays:
 
     def param(self, name: str) -> Any:
         """A parameter, of the arrays that are bound."""
-        return joined([self.layout.tensors[tensor].read() for tensor in self.tensors_of[name]])
+        return joined(self.parts(name))
+
+    def parts(self, name: str) -> list[Any]:
+        """What stands one after another in it."""
+        return [self.layout.tensors[tensor].read() for tensor in self.tensors_of[name]]
 
     @contextlib.contextmanager
     def bound(self, arrays: Mapping[str, Any]) -> Iterator[None]:

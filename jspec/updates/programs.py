@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.checkpoints.files.tensor import joined
 from jspec.config import ModelConfig, Shards
 from jspec.models.sharding import indices_of
 from jspec.updates.named import NamedArrays
@@ -46,17 +47,19 @@ class Programs:
 
         def write(old, arrays):
             with named.bound(dict(zip(needed, arrays, strict=True))):
-                return [
-                    self._made(param, named.param(param), leaves) for param, leaves in zip(params, old, strict=True)
-                ]
+                parts = [named.parts(param) for param in params]
+            return [self._made(*each, keep) for each in zip(params, parts, old, strict=True)]
 
         places = [[leaf.sharding for leaf in leaves] for leaves in old]
         how = {"out_shardings": places, "keep_unused": True} | ({} if keep else {"donate_argnums": 0})
         return self._program((tuple(map(named.recipe, params)), keep), write, how, (old, given))
 
-    def _made(self, param: str, whole: Any, old: Sequence[Any]) -> list[Any]:
-        """In a trace: the arrays of a parameter, like those of before."""
+    def _made(self, param: str, parts: list[Any], old: Sequence[Any], keep: bool) -> list[Any]:
+        """In a trace: the arrays of a parameter, like those of before, of what stands one after another in it."""
         names = self.names(param)
+        if len(names) == 1 and len(parts) > 1 and self._shards is None and not keep:
+            return [_written(old[0], parts)]
+        whole = joined(parts)
         made = rounded(whole, self._stored[param].form.name) if len(names) > 1 else (whole,)
         new = zip(names, made, old, strict=True)
         return [self._on_devices(name, array.astype(leaf.dtype), leaf.shape) for name, array, leaf in new]
@@ -94,3 +97,13 @@ class Programs:
                 self._compiled[same] = traced.lower().compile()
             self._known[kind] = self._compiled[same]
         return self._known[kind]
+
+
+def _written(into: Any, parts: Sequence[Any]) -> Any:
+    """``joined`` parts in the memory of another array. XLA copies each into its place, as fast as memory can, where it would
+    look for the part of every number of a concatenation."""
+    start = 0
+    for part in parts:
+        into = jax.lax.dynamic_update_slice_in_dim(into, part.astype(into.dtype), start, axis=0)
+        start += len(part)
+    return into
