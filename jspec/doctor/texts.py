@@ -58,11 +58,11 @@ class TextFigures:
         return (
             f"texts: {tokens:,} tokens are predicted, in {self.windows} windows of at most {LONGEST_WINDOW}; of a "
             f"longer file the first {MOST_TOKENS:,} are read",
-            f"perplexity {whole:.2f} of the original, {ours:.2f} of {other} ({ours / whole - 1:+.1%}): a next token is as "
+            f"perplexity {whole:.2f} of the original, {ours:.2f} with {other} ({ours / whole - 1:+.1%}): a next token is as "
             "uncertain as among so many equally likely ones",
             f"KL(original || {other}) {self.mean_kl:.1e} nats a token: a token that the original draws is "
-            f"{-math.expm1(-self.mean_kl):.2%} less likely in {other}, in the geometric mean",
-            f"likeliest next token: {self.changed:,} of {tokens:,} have another one in {other}, "
+            f"{-math.expm1(-self.mean_kl):.2%} less likely with {other}, in the geometric mean",
+            f"likeliest next token: {self.changed:,} of {tokens:,} have another one with {other}, "
             f"{100 * self.changed / tokens:.1f} of 100: there a greedy text goes on in another way",
         )
 
@@ -125,4 +125,4 @@ def rounded_cache_on_texts(
     model = build(config.for_length(LONGEST_WINDOW), checkpoint.language_model(dtype)[1], dtype)
     originals = logits(model, windows)
     model.kv_rounding = rounding
-    return figures_of(windows, originals, logits(model, windows), f"its cache in {engine.kv_cache_dtype}")
+    return figures_of(windows, originals, logits(model, windows), f"a cache in {engine.kv_cache_dtype}")

@@ -68,13 +68,13 @@ def test_figures_by_hand():
     read, perplexity, kl, likeliest = found.sentences
     assert read.startswith("texts: 2 tokens are predicted, in 1 windows of at most 512")
     assert perplexity.startswith(
-        "perplexity 1.69 of the original, 2.39 of int8 (+41.4%): a next token is as uncertain as"
+        "perplexity 1.69 of the original, 2.39 with int8 (+41.4%): a next token is as uncertain as"
     )
     assert kl.startswith(
         "KL(original || int8) 8.7e-02 nats a token: a token that the original draws is 8.30% less likely"
     )
     assert likeliest.startswith(
-        "likeliest next token: 1 of 2 have another one in int8, 50.0 of 100: there a greedy text"
+        "likeliest next token: 1 of 2 have another one with int8, 50.0 of 100: there a greedy text"
     )
 
 
@@ -121,11 +121,11 @@ def test_conversion_says_what_the_texts_lose(int8):
     assert read.startswith(f"texts: {count} tokens are predicted, in 2 windows")
     whole = math.exp(loss / count)
     assert perplexity.startswith(f"perplexity {whole:.2f} of the original, ")
-    ours = float(perplexity.split(" of int8")[0].split()[-1])
+    ours = float(perplexity.split(" with int8")[0].split()[-1])
     assert ours != pytest.approx(whole, rel=1e-4)
     assert ours == pytest.approx(whole, rel=0.1)
     assert 1e-5 < float(kl.split()[3]) < 1e-2
-    assert f"of {count} have another one in int8" in likeliest
+    assert f"of {count} have another one with int8" in likeliest
     assert decides.startswith("random tokens alone decide whether the verification passes")
 
 
@@ -168,7 +168,7 @@ def test_a_rounded_cache_on_texts(file, capsys):
     with pytest.warns(UserWarning, match="holds no .* scales of keys and values"):
         assert main([*command, "--kv-cache-dtype", "fp8"]) == 0
     out = capsys.readouterr().out
-    assert "of its cache in fp8 (" in out
+    assert "with a cache in fp8 (" in out
     per_token = rounded_cache_on_texts(FAMILY / "target", file, "fp8_per_token_head")
     assert per_token is not None
     assert per_token.mean_kl > 1e-6
