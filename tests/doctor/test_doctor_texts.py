@@ -88,7 +88,7 @@ def test_windows_of_texts(tmp_path):
         assert all(window[0] == 0 for window in found)
         return ["".join(chr(96 + token) for token in window[1:]) for window in found]
 
-    assert windows("ab\nc\n\n \n  de\n\n7\n\nf") == ["abc", "de", "f"]
+    assert windows("ab\nc\n \n  de\n\n\n7\n\nf") == ["abc", "de", "f"]
     assert windows('{"text": "ab", "prompt": "x"}\n{"prompt": "c\\n\\nd"}\n', "a.jsonl") == ["ab", "cd"]
     assert windows("abcdefgh", max_position=4) == ["abc", "def", "gh"]
     long = windows("a" * 600 + "\n\n" + "b" * 9000, max_position=2048)
