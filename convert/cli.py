@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from convert.choices import COMPRESSED, JSPEC, VERIFICATIONS
-from jspec.checkpoints.files.refusal import Mismatch, Refusal
+from jspec.checkpoints.files.refusal import Mismatch
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.commands.interrupts import repeated_interrupts
@@ -26,13 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of the command, after running it with ``arguments``, by default those of the process."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    further = (options.src, options.quantize, options.draft_vocabulary, options.corpus)
+    further = (options.src, options.quantize, options.draft_vocabulary, options.corpus, options.texts)
     if options.check is not None and any(option is not None for option in further):
         parser.error("--check takes a converted folder and nothing else")
     if options.check is None and (options.src is None or (options.out is None and not options.dry_run)):
         parser.error("SRC and OUT are needed; --dry-run needs SRC only")
     if options.format == COMPRESSED:
         _require_export(parser, options)
+    if options.texts is not None and (options.verify != "logits" or options.dry_run):
+        parser.error(
+            f"--texts {options.texts} needs --verify logits, which writes OUT and compares it with transformers"
+        )
     try:
         with repeated_interrupts():
             code = _run(options)
@@ -40,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Mismatch as mismatch:
         print(f"jspec-convert: {_printable(mismatch)}", file=sys.stderr)
         return MISMATCH
-    except (Refusal, OSError) as refusal:
+    except (ValueError, OSError) as refusal:
         if isinstance(refusal, BrokenPipeError) and reader_left():
             return READER_LEFT
         print(f"jspec-convert: {_printable(refusal)}", file=sys.stderr)
@@ -136,6 +140,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=VERIFICATIONS,
         help="read the params back; 'logits' also compares with transformers, and with --quantize prints the KL",
     )
+    parser.add_argument(
+        "--texts",
+        metavar="FILE",
+        help="with --verify logits: texts, parted by blank lines, or .jsonl with one under text or prompt; say how "
+        "much worse OUT predicts them",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing converted OUT, after success")
     parser.add_argument("--check", metavar="OUT", help="hash a converted folder again and name what is damaged")
     return parser
@@ -217,6 +227,7 @@ def _convert(options: argparse.Namespace) -> int:
         mtp=options.mtp,
         draft_vocabulary=options.draft_vocabulary,
         corpus=options.corpus,
+        texts=options.texts,
     )
     kinds = report.dtype if report.quantization is None else f"{report.quantization} and {report.dtype}"
     print(_printable(report.recognised))

@@ -12,7 +12,7 @@ from convert.draft_vocabulary import DraftVocabulary
 from convert.listing import describe
 from convert.preparation import mtp_beside, prepared
 from convert.staging import require_apart, staged
-from convert.verify import require_transformers, verify_logits, verify_shapes, verify_weights
+from convert.verify import verify_logits, verify_shapes, verify_weights
 from convert.write import write_folder
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import MTP, Checkpoint
@@ -22,7 +22,10 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.layouts.options import HeadOptions
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import QUANTIZATIONS
+from jspec.doctor.reference import require_packages
+from jspec.doctor.texts import windows_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +76,7 @@ def convert(
     mtp: bool | None = None,
     draft_vocabulary: DraftVocabulary | None = None,
     corpus: str | os.PathLike | None = None,
+    texts: str | os.PathLike | None = None,
 ) -> Report:
     """Write the checkpoint ``src``, a language model or a draft head, as Flax params and tokenizer files to ``out``.
 
@@ -112,8 +116,11 @@ def convert(
         target any more. With ``mtp=True`` they are those of its multi-token prediction layers alone, which get a copy of
         these rows of its output head, and the language model stays whole.
       corpus: a text file in UTF-8, like the texts that are to be drafted.
+      texts: with ``verify="logits"``, a file of texts as for ``jspec.doctor.compare_with_reference``. Notes say how well
+        transformers and the written params predict them, which does not decide whether the verification passes.
 
     Raises:
+      ValueError: an argument cannot be used.
       Refusal: one sentence with the file and the reason.
       Mismatch: verification failed; nothing was written.
 
@@ -126,6 +133,8 @@ def convert(
     require(verify is None or verify in VERIFICATIONS, "verify", verify, f"None or one of {', '.join(VERIFICATIONS)}")
     known = ", ".join(QUANTIZATIONS)
     require(quantize is None or quantize in QUANTIZATIONS, "quantize", quantize, f"None or one of {known}")
+    expected = "verify='logits' beside it, which compares with transformers"
+    require(texts is None or verify == "logits", "texts", str(texts), expected)
     start = time.monotonic()
     if is_converted(src):
         raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
@@ -137,6 +146,9 @@ def convert(
     if verify == "logits":
         _require_runs_in_transformers(source)
     source.require_match()
+    model, windows = source.config.language_model, []
+    if texts is not None and model is not None:
+        windows = windows_of(Path(texts), load_tokenizer(source.folder), model, source.folder.given)
     further, mtp_notes = mtp_beside(source, allow_pickle, opened, mtp, draft_vocabulary, corpus)
     chosen = dtype or source.default_dtype
     notes = [*source.layout.notes, *mtp_notes, *_dtype_notes(source, dtype, chosen)]
@@ -150,7 +162,7 @@ def convert(
         if verify is not None:
             notes += _verified(source, partial, chosen)
         if verify == "logits":
-            notes += verify_logits(source, partial, chosen)
+            notes += verify_logits(source, partial, chosen, windows)
     return Report(
         out=place,
         recognised=describe(source.layout, source.target_name),
@@ -172,35 +184,20 @@ def _verified(source: HuggingFaceModel, folder: Path, dtype: str) -> list[str]:
 
 def _require_runs_in_transformers(source: HuggingFaceModel):
     """Raise a ``Refusal`` unless transformers can compute the logits of ``source`` on this machine."""
-    where = source.folder.given
-    if source.config.language_model is None:
+    why = {
+        f", which has no model for the {source.layout.label}": source.config.language_model is None,
+        " on a Hugging Face folder, and this is GGUF": isinstance(source.folder, MemoryFolder),
+        ", which rounds activations to eight bits where it reads quantised weights": source.layout.holds_scales,
+        ", which computes in fewer bits with weights that are stored quantised": source.layout.dequantized,
+        ", which has logits for the whole vocabulary": source.config.reduced,
+        ", which would unpickle in this process": source.is_pickled,
+    }
+    for reason in (reason for reason, holds in why.items() if holds):
         raise Refusal(
-            f"{where}: --verify logits compares with transformers, which has no model for the {source.layout.label}; ask "
-            "for shapes"
+            f"{source.folder.given}: --verify logits compares with transformers{reason}; ask for shapes"
+            f"{', or use a safetensors copy' * source.is_pickled}"
         )
-    if isinstance(source.folder, MemoryFolder):
-        raise Refusal(
-            f"{where}: --verify logits compares with transformers on a Hugging Face folder, and this is GGUF; ask for shapes"
-        )
-    if source.layout.holds_scales:
-        raise Refusal(
-            f"{where}: --verify logits compares with transformers, which rounds activations to eight bits where it reads "
-            "quantised weights; ask for shapes"
-        )
-    if source.layout.dequantized:
-        raise Refusal(
-            f"{where}: --verify logits compares with transformers, which computes in fewer bits with weights that are "
-            "stored quantised; ask for shapes"
-        )
-    if source.config.reduced:
-        raise Refusal(
-            f"{where}: --verify logits compares with transformers, which has logits for the whole vocabulary; ask for shapes"
-        )
-    if source.is_pickled:
-        raise Refusal(
-            f"{where}: --verify logits would unpickle in this process; ask for shapes, or use a safetensors copy"
-        )
-    require_transformers()
+    require_packages("--verify logits")
 
 
 def _dtype_notes(source: HuggingFaceModel, asked: str | None, chosen: str) -> list[str]:

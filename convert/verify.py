@@ -9,26 +9,26 @@ comparison with transformers. How far quantisation moves the distribution, the K
 limit, because what is acceptable depends on the use."""
 
 import dataclasses
-import importlib.util
+import itertools
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from convert.folders import load_draft, load_folder
 from convert.quantize import quantized_param
-from jspec.checkpoints.files.json_files import reason_of
-from jspec.checkpoints.files.refusal import Mismatch, Refusal
+from jspec.checkpoints.files.refusal import Mismatch
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
-from jspec.models.causal import causal_logits
-from jspec.models.flatten import flatten
+from jspec.doctor.figures import divergence, log_softmax
+from jspec.doctor.reference import Reference
+from jspec.doctor.texts import figures_of
+from jspec.doctor.under_test import logits
 from jspec.models.params import abstract_params, build
 from jspec.quantization.formats import OF_INPUTS
 
 LENGTHS = (5, 33, 128)  # of the token sequences whose logits are compared
-MAX_REASON = 500  # characters
 
 # Limits. Both sides compute in fp32. If the weights were kept exactly, the logits differ by fp32 rounding alone. If they
 # were rounded to bfloat16, the distribution moves, and only its mean KL divergence in nats is limited.
@@ -105,27 +105,31 @@ def verify_weights(source: HuggingFaceModel, folder: Path) -> str:
     return f"{source.config.formats} weights verified: {len(quantized)} params are the source's, {how}"
 
 
-def verify_logits(source: HuggingFaceModel, folder: Path, dtype: str) -> list[str]:
+def verify_logits(source: HuggingFaceModel, folder: Path, dtype: str, windows: Sequence[np.ndarray] = ()) -> list[str]:
     """Notes for the user, after the fp32 logits of ``folder`` were compared with those of transformers on the source.
 
     Args:
       source: the open Hugging Face folder.
       folder: the converted folder.
       dtype: the dtype of its params that are not quantised.
+      windows: a user's texts as tokens, for whose figures there is no limit but that they are finite.
 
     Raises:
       Mismatch: the logits are further apart than rounding to ``dtype`` explains. For a quantised ``folder``: the logits
         of the source's own weights are further apart than fp32 rounding explains, or those of ``folder`` are not finite.
     """
     quantization, where = source.config.quantization, source.folder.given
-    sequences = _sequences(source)
-    expected = transformers_logits(source.folder.root, sequences)
-    comparison = compare(expected, _logits(folder, sequences))
+    sequences, name = _sequences(source), source.config.formats or dtype
+    n, read = len(sequences), [*sequences, *windows]
+    expected, ours = transformers_logits(source.folder.root, read), _logits(folder, read)
+    comparison = compare(expected[:n], itertools.islice(ours, n))
+    on_texts = _on_texts(windows, expected[n:], ours, name, where) if windows else []
+    del ours, expected[n:]  # which hold weights, and most of the logits
     if quantization is None:
         lossless = dtype == "float32" or source.exact_dtype == "bfloat16"
         if not (comparison.exact if lossless else comparison.mean_kl <= ROUNDED_KL):
             raise Mismatch(f"{where}: logits differ from transformers': {comparison}")
-        return [f"logits verified against transformers: {comparison}"]
+        return [f"logits verified against transformers: {comparison}", *on_texts]
     original = compare(expected, _logits(source.folder.root, sequences))
     if not original.exact:
         raise Mismatch(f"{where}: logits of the original weights differ from transformers': {original}")
@@ -135,18 +139,31 @@ def verify_logits(source: HuggingFaceModel, folder: Path, dtype: str) -> list[st
         f"logits of the original weights verified against transformers: {original}",
         f"KL(original || {quantization}) mean {comparison.mean_kl:.2e}, max {comparison.max_kl:.2e} nats per token, top-1 "
         f"agreement {comparison.top1:.1%}, over {comparison.positions} random tokens",
+        *on_texts,
     ]
 
 
-def compare(reference: list[np.ndarray], ours: list[np.ndarray]) -> Comparison:
+def _on_texts(
+    windows: Sequence[np.ndarray], expected: list[np.ndarray], ours: Iterator[np.ndarray], name: str, where: str
+) -> list[str]:
+    """Notes on the user's texts; a ``Mismatch`` if logits are not finite there, which is no matter of rounding."""
+    found = figures_of(windows, expected, ours, name)
+    if not np.isfinite(found.mean_kl):
+        raise Mismatch(f"{where}: logits of the {name} weights are not finite on the texts")
+    return [
+        *found.sentences,
+        "random tokens alone decide whether the verification passes, since their limits are those of rounding; what the "
+        "texts may lose has no limit, because that depends on the use",
+    ]
+
+
+def compare(reference: Iterable[np.ndarray], ours: Iterable[np.ndarray]) -> Comparison:
     """How far ``ours`` is from ``reference``; both hold the logits of the same token sequences, each ``[length, V]``."""
     pairs = list(zip(reference, ours, strict=True))
-    divergence = np.concatenate([_kl(r, o) for r, o in pairs])
+    kl = np.concatenate([divergence(log_softmax(r), log_softmax(o)) for r, o in pairs])
     agreement = np.concatenate([r.argmax(-1) == o.argmax(-1) for r, o in pairs])
     error = max(float(np.abs(r - o).max() / np.abs(r).max()) for r, o in pairs)
-    return Comparison(
-        float(divergence.mean()), float(divergence.max()), error, float(agreement.mean()), len(divergence)
-    )
+    return Comparison(float(kl.mean()), float(kl.max()), error, float(agreement.mean()), len(kl))
 
 
 def _sequences(source: HuggingFaceModel) -> list[np.ndarray]:
@@ -158,66 +175,17 @@ def _sequences(source: HuggingFaceModel) -> list[np.ndarray]:
     return [rng.integers(model.vocab_size, size=length) for length in lengths]
 
 
-def _logits(folder: Path, sequences: list[np.ndarray]) -> list[np.ndarray]:
+def _logits(folder: Path, sequences: list[np.ndarray]) -> Iterator[np.ndarray]:
     """fp32 logits ``[length, V]`` of each token sequence, by jspec from the checkpoint in ``folder``."""
     config, params = load_folder(folder, "float32")
-    return jspec_logits(build(config, {name: jnp.asarray(array) for name, array in params.items()}), sequences)
-
-
-def require_transformers():
-    """Raise a ``Refusal`` unless torch and transformers are installed; neither is imported."""
-    absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if absent:
-        raise Refusal(f"--verify logits needs {' and '.join(absent)}, which is not installed; pip install it first")
+    return logits(build(config, {name: jnp.asarray(array) for name, array in params.items()}), sequences)
 
 
 def transformers_logits(folder: str | os.PathLike, sequences: list[np.ndarray]) -> list[np.ndarray]:
-    """fp32 logits ``[length, V]`` of each token sequence, by transformers on the CPU; no code from the folder runs.
-
-    Raises:
-      Refusal: transformers cannot load the model.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        is_text = type(config) in AutoModelForCausalLM._model_mapping
-        model = (
-            (AutoModelForCausalLM if is_text else AutoModelForImageTextToText)
-            .from_pretrained(
-                folder,
-                dtype=torch.float32,
-                attn_implementation="eager",
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-            )
-            .eval()
-        )
-    except Exception as error:  # transformers raises many kinds
-        raise Refusal(
-            f"{folder}: transformers cannot load it ({reason_of(error)[:MAX_REASON]}); correct that, or verify shapes only"
-        ) from None
-    with torch.no_grad():
-        return [model(torch.from_numpy(tokens)[None], use_cache=False).logits[0].numpy() for tokens in sequences]
+    """fp32 logits ``[length, V]`` of each token sequence, by transformers on the CPU; a ``Refusal`` if it cannot."""
+    return [reading.logits for reading in Reference(folder, "float32").read(sequences)]
 
 
 def jspec_logits(model, sequences: list[np.ndarray]) -> list[np.ndarray]:
-    """Logits ``[length, V]`` of each token sequence, by one causal pass of a decoder of ``jspec.models``."""
-    leaves, merge = flatten(model)
-    forward = jax.jit(lambda leaves, tokens: causal_logits(merge(leaves), tokens)[0])
-    return [np.asarray(forward(leaves, jnp.asarray(tokens[None], jnp.int32))) for tokens in sequences]
-
-
-def _kl(reference: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """KL(reference || ours) in nats at each position, float64 ``[length]``, from logits ``[length, V]``.
-
-    Rounding can make it slightly negative; such values are set to 0."""
-    p, q = _log_softmax(reference), _log_softmax(ours)
-    return np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0)
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    """fp32 logits ``[length, V]`` of each token sequence, by one causal pass of a decoder of ``jspec.models``."""
+    return list(logits(model, sequences))

@@ -148,6 +148,13 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--prompts", type=pathlib.Path, help="a text file with one prompt a line, or .jsonl with the text under prompt"
     )
+    doctor.add_argument(
+        "--texts",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="texts, parted by blank lines, or .jsonl with one under text or prompt: with --reference or a --kv-cache-dtype "
+        "that rounds, say how much worse the target predicts them",
+    )
     doctor.add_argument("--aux-convention", choices=AUX_CONVENTIONS, help="as for jspec-convert")
     doctor.add_argument("--norm-output", choices=NORM_OUTPUTS, help="as for jspec-convert")
     doctor.add_argument("--mask-token-id", type=int, help="as for jspec-convert")

@@ -51,7 +51,8 @@ KNOWS = {
     | {"engine", "llm", "sampling", "text"},
     "bench": FOUNDATION | {"checkpoints", "commands.group_args", "commands.model_args", "sampling", "text"},
     "train": FOUNDATION
-    | {"checkpoints", "commands", "drafting", "engine", "hub", "llm", "loading", "models", "pallas", "sampling"},
+    | {"checkpoints", "commands", "drafting", "engine", "hub", "llm", "loading", "models", "pallas", "sampling"}
+    | {"text"},
     "doctor": FOUNDATION
     | {"checkpoints", "drafting", "hub", "llm", "loading", "models", "sampling", "text", "train.block_attention"}
     | {"train.ttt_attention"},

@@ -1,15 +1,15 @@
 """Benchmark prompts, from files or of random tokens, each with the maximum length of its response."""
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from jspec._validation import require
 from jspec.text.detokenizer import Tokenizer, encode
+from jspec.text.files import json_lines, json_or_none, read_utf8
 
 # ShareGPT is filtered as in vLLM: tokens of prompt, of response, and of both together.
 SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048
@@ -122,9 +122,9 @@ class ShareGPT:
     def samples(self, count: int, tokenizer: Tokenizer | None, seed: int) -> list[Sample]:
         tokenizer = _required(tokenizer, "sharegpt")
         path = self.choice.path
-        conversations = _parsed(path, _read(path), "a JSON list of conversations")
+        conversations = json_or_none(read_utf8("dataset_path", path))
         if not isinstance(conversations, list):
-            raise _unusable(path, "a JSON list of conversations")
+            raise ValueError(f"{path}: expected a JSON list of conversations")
         pairs = [pair for place, entry in enumerate(conversations) if (pair := _first_turns(path, place, entry))]
         wanted = count if self.choice.oversample else min(count, len(pairs))
         samples: list[Sample] = []
@@ -153,7 +153,7 @@ class Custom:
 
     def samples(self, count: int, tokenizer: Tokenizer | None, seed: int) -> list[Sample]:
         lines = []
-        for where, line in _lines(self.choice.path):
+        for where, line in json_lines("dataset_path", self.choice.path):
             prompt, output_len = line.get("prompt"), self.output_len
             if not isinstance(prompt, str):
                 raise ValueError(f'{where}: expected an object with a text under "prompt"')
@@ -183,7 +183,7 @@ class SpecBench:
 
     def samples(self, count: int, tokenizer: Tokenizer | None, seed: int) -> list[Sample]:
         questions, categories = [], set()
-        for where, line in _lines(self.choice.path):
+        for where, line in json_lines("dataset_path", self.choice.path):
             turns, category = line.get("turns"), line.get("category")
             if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
                 raise ValueError(f'{where}: expected an object with a list of texts under "turns"')
@@ -235,31 +235,3 @@ def _first_turns(path: pathlib.Path, place: int, entry: Any) -> tuple[str, str] 
             raise ValueError(f'{path}, conversation {place}: expected {{"conversations": [{{"value": text}}, ..]}}')
         texts.append(text)
     return (texts[0], texts[1]) if len(texts) >= 2 else None
-
-
-def _lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place for error messages, JSON object) of each line that is not empty."""
-    for number, line in enumerate(_read(path).split("\n"), 1):
-        if line.strip():
-            entry = _parsed(f"{path}, line {number}", line, "a JSON object")
-            if not isinstance(entry, dict):
-                raise _unusable(f"{path}, line {number}", "a JSON object")
-            yield f"{path}, line {number}", entry
-
-
-def _read(path: pathlib.Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"dataset_path={str(path)!r}: expected a file of text in UTF-8 ({error})") from None
-
-
-def _parsed(where: Any, text: str, expected: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise _unusable(where, expected) from None
-
-
-def _unusable(where: Any, expected: str) -> ValueError:
-    return ValueError(f"{where}: expected {expected}")

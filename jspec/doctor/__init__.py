@@ -20,6 +20,7 @@ reference.py   what transformers computes
 under_test.py  what jspec computes
 exact.py       ``prove_exact``: completes prompts in all ways that should change nothing
 exact_http.py  the same of a server
+texts.py       how well two models predict a user's own texts
 figures.py     how far apart logits, hidden states and texts are, and what counts as equal
 report.py      prints a diagnosis or a comparison, and a report of both that can be pasted into a bug
 command.py     ``jspec doctor``
@@ -30,11 +31,12 @@ from jspec.doctor.comparison import Comparison as Comparison
 from jspec.doctor.comparison import compare_with_reference as compare_with_reference
 from jspec.doctor.diagnosis import Diagnosis as Diagnosis
 from jspec.doctor.diagnosis import diagnose as diagnose
-from jspec.doctor.diagnosis import read_prompts as read_prompts
 from jspec.doctor.exact import Difference as Difference
 from jspec.doctor.exact import Exactness as Exactness
 from jspec.doctor.exact import prove_exact as prove_exact
 from jspec.doctor.exact_http import prove_exact_over_http as prove_exact_over_http
 from jspec.doctor.report import show as show
 from jspec.doctor.rounding import RoundingCost as RoundingCost
+from jspec.doctor.texts import TextFigures as TextFigures
 from jspec.doctor.variants import Trial as Trial
+from jspec.text.files import read_prompts as read_prompts

@@ -5,14 +5,17 @@ import argparse
 import gc
 import sys
 
+from jspec._validation import require
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.doctor.comparison import Comparison, compare_with_reference
-from jspec.doctor.diagnosis import Diagnosis, diagnose, read_prompts
+from jspec.doctor.diagnosis import Diagnosis, diagnose
 from jspec.doctor.exact import prove_exact
 from jspec.doctor.exact_http import prove_exact_over_http
 from jspec.doctor.report import bug_report, show, show_comparison, show_exactness
+from jspec.doctor.texts import rounded_cache_on_texts
 from jspec.loading.pair import open_checkpoints
 from jspec.registry import MTP
+from jspec.text.files import read_prompts
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,13 +30,15 @@ def run(args: argparse.Namespace) -> int:
         return _prove(args)
     if args.url is not None:
         raise ValueError(f"url={args.url!r}: expected --exact beside it, which asks a server")
-    if args.reference is None and args.draft is None:
+    if args.reference is None and args.draft is None and args.texts is None:
         raise ValueError(
             "draft=None: expected --draft, whose acceptance is measured, or --reference, or both; or --exact"
         )
     if args.reference is None and args.output is not None:
         raise ValueError(f"output={str(args.output)!r}: expected --reference beside it, whose report it is for")
-    if args.draft is None and (args.draft_reference is not None or args.kv_cache_dtype != "auto"):
+    if args.draft is None and (
+        args.draft_reference is not None or (args.kv_cache_dtype != "auto" and args.texts is None)
+    ):
         name = "draft_reference" if args.draft_reference is not None else "kv_cache_dtype"
         raise ValueError(
             f"{name}={str(getattr(args, name))!r}: expected --draft beside it, whose acceptance is measured"
@@ -41,11 +46,18 @@ def run(args: argparse.Namespace) -> int:
     prompts = None if args.prompts is None else read_prompts(args.prompts)
     settings = {"max_tokens": args.max_tokens, "dtype": args.dtype, "chat": False if args.no_chat else None}
     settings["download"] = args.download
+    if args.texts is not None:
+        cost = rounded_cache_on_texts(args.target, args.texts, args.kv_cache_dtype, args.dtype, args.download)
+        expected = "--reference beside it, the original, or a --kv-cache-dtype that rounds"
+        require(cost is not None or args.reference is not None, "texts", str(args.texts), expected)
+        print(*cost.sentences if cost is not None else (), sep="\n")
+    if args.reference is None and args.draft is None:
+        return 0
     if args.reference is None:
         diagnosis = _diagnose(args, prompts, settings)
         return 0 if diagnosis.healthy else 1
     comparison = compare_with_reference(
-        args.target, args.reference, prompts, reference_dtype=args.reference_dtype, **settings
+        args.target, args.reference, prompts, reference_dtype=args.reference_dtype, texts=args.texts, **settings
     )
     show_comparison(comparison)
     diagnosis, failure = None, None
@@ -63,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _prove(args: argparse.Namespace) -> int:
     beside = "--exact" if args.url is None else "--url"
-    for name in ("reference", "draft_reference", "output", *([] if args.url is None else ["draft"])):
+    for name in ("reference", "draft_reference", "output", "texts", *([] if args.url is None else ["draft"])):
         if getattr(args, name) is not None:
             raise ValueError(f"{name}={str(getattr(args, name))!r} has no place beside {beside}: leave one of them out")
     prompts = None if args.prompts is None else read_prompts(args.prompts)

@@ -13,7 +13,7 @@ from jspec._validation import is_int, require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.folder import Folder
 from jspec.doctor import under_test
-from jspec.doctor.diagnosis import PROMPTS, engine_config, token_ids
+from jspec.doctor.diagnosis import PROMPTS, engine_config
 from jspec.doctor.figures import (
     LayerDifference,
     Texts,
@@ -23,12 +23,13 @@ from jspec.doctor.figures import (
     text_difference,
 )
 from jspec.doctor.reference import DTYPES, Reference, require_packages
+from jspec.doctor.texts import TextFigures, figures_of, windows_of
 from jspec.hub.folders import local_checkpoints
 from jspec.loading.memory_budget import ModelMemory
 from jspec.loading.options import Path
 from jspec.loading.pair import open_checkpoints
 from jspec.models import build
-from jspec.text.prompts import Prompt
+from jspec.text.prompts import Prompt, token_ids
 
 MOST_PROMPTS = 8
 LONGEST = 128  # tokens of a prompt: logits of the whole vocabulary are kept for each of them
@@ -55,6 +56,7 @@ class Comparison:
       layers: how far apart the hidden states are, from the embeddings on, for the first prompt.
       first_layer: the first of ``layers`` that is beyond rounding; None if none is.
       configs: keys in which the two config.json differ, each with both values.
+      on_texts: how well both predict the user's texts, None without such; whether they are equal does not depend on it.
 
     Example::
 
@@ -71,6 +73,7 @@ class Comparison:
     layers: tuple[LayerDifference, ...]
     first_layer: LayerDifference | None
     configs: tuple[str, ...]
+    on_texts: TextFigures | None = None
 
     @property
     def equal(self) -> bool:
@@ -107,6 +110,7 @@ def compare_with_reference(
     max_tokens: int = 64,
     chat: bool | None = None,
     download: bool | None = None,
+    texts: Path | None = None,
 ) -> Comparison:
     """Compare a target with what transformers computes from the original checkpoint.
 
@@ -122,6 +126,8 @@ def compare_with_reference(
       reference_dtype: of transformers' computation.
       max_tokens: how many new tokens each prompt gets at most.
       chat, download: as for ``diagnose``.
+      texts: a file of texts that both read as well: parted by blank lines, or .jsonl with a text on each line, under
+        ``text`` or ``prompt``. Of it, at most ``MOST_TOKENS`` of ``jspec.doctor.texts`` are read.
 
     Raises:
       ValueError: an argument or a checkpoint cannot be used, torch or transformers is not installed, or transformers has no
@@ -142,12 +148,14 @@ def compare_with_reference(
     dtype = dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
     encoded = [ids[-LONGEST:] for ids in token_ids(PROMPTS if prompts is None else prompts, tokenizer, config, chat)]
     encoded = encoded[:MOST_PROMPTS]
+    windows = [] if texts is None else windows_of(texts, tokenizer, config, checkpoint.folder.given)
 
     model = Reference(original.root, reference_dtype)
     max_tokens = min(max_tokens, config.max_position - max(map(len, encoded)))
     expected = [model.write(prompt, max_tokens, config.eos_token_ids) for prompt in encoded]
     whole = [[*prompt, *text] for prompt, text in zip(encoded, expected, strict=True)]
     references = list(model.read(whole))
+    originals = [reading.logits for reading in model.read(windows)]
     del model
     gc.collect()
 
@@ -158,7 +166,8 @@ def compare_with_reference(
         ours = build(config.for_length(engine.max_len), checkpoint.language_model(dtype)[1], dtype)
         readings = list(under_test.read(ours, whole))
         written = under_test.write(ours, encoded, engine, max_tokens)
-    texts = [
+        others = under_test.logits(ours, windows) if windows else []
+    figures = [
         Texts(
             prompt_length=len(prompt),
             length=len(text),
@@ -167,11 +176,13 @@ def compare_with_reference(
         )
         for prompt, text, own_text, theirs, own in zip(encoded, expected, written, references, readings, strict=True)
     ]
+    on_texts = figures_of(windows, originals, others, config.formats or dtype) if windows else None
     tolerance = TOLERANCES["bfloat16" if "bfloat16" in (dtype, reference_dtype) or config.quantization else "float32"]
     layers = tuple(_hidden_differences(references[0].hidden, readings[0].hidden, tolerance.hidden))
     first = next((layer for layer in layers if layer.position is not None), None)
     configs = tuple(config_differences(checkpoint.folder, original))
-    return Comparison(checkpoint, original, dtype, reference_dtype, tolerance, tuple(texts), layers, first, configs)
+    measured = tuple(figures), layers, first, configs, on_texts
+    return Comparison(checkpoint, original, dtype, reference_dtype, tolerance, *measured)
 
 
 def _hidden_differences(

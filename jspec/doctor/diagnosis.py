@@ -1,8 +1,6 @@
 """``diagnose``: checks, a measurement with the engine, trials of alternative settings, and one verdict."""
 
 import dataclasses
-import json
-import pathlib
 import warnings
 from collections.abc import Sequence
 
@@ -32,7 +30,7 @@ from jspec.models.products import kernels_of
 from jspec.outputs import Stats, total_stats
 from jspec.registry import MTP
 from jspec.sampling.params import SamplingParams
-from jspec.text.prompts import checked_ids
+from jspec.text.prompts import token_ids
 
 PROMPTS = (
     "import os\nimport sys\n\n\ndef main(argv=None):",
@@ -40,7 +38,6 @@ PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
     "Write a short letter to a landlord about a broken window.",
 )
-LONGEST_PROMPT = 512  # tokens; of a longer prompt only the end is used
 MOST_ROWS = 16
 FEWEST_TOKENS = 16  # tokens that the target has to generate in all, for meaningful figures
 CHANCE = 0.1  # a draft counts as untrained if a smaller share of its first drafts is accepted
@@ -216,43 +213,6 @@ def _assumed(given: HeadOptions, options: HeadOptions) -> str:
     """What of ``options`` was not given: ``aux_convention='input_of'``, for example."""
     names = [field.name for field in dataclasses.fields(given)]
     return " and ".join(f"{n}={getattr(options, n)!r}" for n in names if getattr(options, n) != getattr(given, n))
-
-
-def read_prompts(file: pathlib.Path) -> list[str]:
-    """The prompts in a file: one on each line that is not empty, in a .jsonl file under ``prompt``."""
-    lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
-    if file.suffix != ".jsonl":
-        return lines
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        try:
-            prompts.append(json.loads(line)["prompt"])
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{file}: line {number} is no object with a prompt") from None
-    return prompts
-
-
-def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: bool | None) -> list[list[int]]:
-    """The token ids of the prompts, only the last ones of a long prompt. ``diagnose`` explains ``chat``."""
-    if not prompts:
-        raise ValueError("prompts is empty: expected at least one")
-    if tokenizer is None and any(isinstance(prompt, str) for prompt in prompts):
-        raise ValueError("the target has no tokenizer: expected prompts of token ids")
-    if chat is None:
-        chat = bool(getattr(tokenizer, "chat_template", None))
-    longest, encoded = min(LONGEST_PROMPT, target.max_position // 2), []
-    for number, prompt in enumerate(prompts):
-        if isinstance(prompt, str) and chat and tokenizer is not None:
-            message = [{"role": "user", "content": prompt}]
-            prompt = tokenizer.apply_chat_template(
-                message, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        ids = tokenizer.encode(prompt) if isinstance(prompt, str) and tokenizer is not None else list(prompt)
-        ids = checked_ids(ids, target.vocab_size, f"prompt {number}")
-        if not ids:
-            raise ValueError("prompts has an empty one: expected at least one token each")
-        encoded.append(ids[-longest:])
-    return encoded
 
 
 def engine_config(target: ModelConfig, tokens: Sequence[Sequence[int]], max_tokens: int, dtype: str) -> EngineConfig:

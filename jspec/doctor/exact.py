@@ -18,7 +18,7 @@ from jspec._validation import is_int, require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.config import EngineConfig, Speculation
-from jspec.doctor.diagnosis import PROMPTS, engine_config, token_ids, with_pages
+from jspec.doctor.diagnosis import PROMPTS, engine_config, with_pages
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.llm import LLM, Prompt
 from jspec.loading.compatibility import check_compatible, with_available_drafts, with_positions
@@ -31,6 +31,7 @@ from jspec.models.one_order import without_one_order
 from jspec.models.products import first_difference
 from jspec.outputs import Result
 from jspec.sampling.params import SamplingParams
+from jspec.text.prompts import token_ids
 
 PLAIN = Speculation(0)
 

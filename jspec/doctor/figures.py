@@ -129,7 +129,7 @@ def logit_figures(reference: np.ndarray, ours: np.ndarray) -> dict[str, Any]:
             "original checkpoint of this target"
         )
     apart = np.abs(reference - ours).max(-1)
-    kl = np.array([_kl(r, o) for r, o in zip(reference, ours, strict=True)])
+    kl = np.array([divergence(log_softmax(r), log_softmax(o)) for r, o in zip(reference, ours, strict=True)])
     return {
         "max_absolute": float(apart.max()),
         "max_relative": float((apart / np.abs(reference).max(-1)).max()),
@@ -166,12 +166,12 @@ def hidden_difference(index: int, reference: np.ndarray, ours: np.ndarray, beyon
     return LayerDifference(index, float(rows.max()), int(positions[0]) if len(positions) else None)
 
 
-def _kl(reference: np.ndarray, ours: np.ndarray) -> float:
-    """KL(reference || ours) in nats of one position, from logits ``[V]``; rounding below 0 is 0."""
-    p, q = _log_softmax(reference), _log_softmax(ours)
-    return float(np.maximum((np.exp(p) * (p - q)).sum(), 0.0))
+def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """KL(p || q) in nats at each position, from log-probabilities ``[..., V]``; rounding below 0 is 0."""
+    return np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0)
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits.astype(np.float64) - logits.max()
-    return shifted - np.log(np.exp(shifted).sum())
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities in float64, from logits ``[..., V]``."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

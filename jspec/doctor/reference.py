@@ -31,8 +31,8 @@ class Reading:
     hidden: tuple[np.ndarray, ...] = ()
 
 
-def require_packages():
-    """Check that torch and transformers are installed.
+def require_packages(option: str = "--reference"):
+    """Check that torch and transformers are installed, with which ``option`` compares.
 
     Raises:
       ValueError: one of them is not.
@@ -40,7 +40,7 @@ def require_packages():
     absent = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
         raise ValueError(
-            f"--reference compares with transformers, and {' and '.join(absent)} is not installed: "
+            f"{option} compares with transformers, and {' and '.join(absent)} is not installed: "
             "pip install 'jspec[parity]', or torch by itself"
         )
 
@@ -80,7 +80,7 @@ class Reference:
             tokens = self._model.generate(inputs, attention_mask=torch.ones_like(inputs))[0, len(prompt) :].tolist()
         return tokens[:-1] if tokens and tokens[-1] in ends else tokens
 
-    def read(self, texts: Sequence[Sequence[int]]) -> Iterator[Reading]:
+    def read(self, texts: Sequence[Sequence[int] | np.ndarray]) -> Iterator[Reading]:
         """What the model makes of each text; the hidden states are kept of the first."""
         import torch
 

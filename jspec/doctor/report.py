@@ -56,6 +56,8 @@ def show_comparison(comparison: Comparison, console: Console | None = None):
     for index, text in enumerate(comparison.texts):
         table.add_row(*_row(index, text, comparison))
     console.print(table)
+    if comparison.on_texts is not None:
+        console.print(*comparison.on_texts.sentences, sep="\n", markup=False, soft_wrap=True)
     word, colour = ("equal", "green") if comparison.equal else ("different", "red")
     console.print(f"[bold {colour}]{word}[/]: ", end="")
     console.print(f"{comparison.explanation}.", markup=False)

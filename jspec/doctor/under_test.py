@@ -11,6 +11,7 @@ from jspec.config import EngineConfig, Speculation
 from jspec.doctor.reference import Reading
 from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM
+from jspec.models.causal import causal_logits
 from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
 from jspec.sampling.params import SamplingParams
@@ -54,3 +55,12 @@ def read(model: Any, texts: Sequence[Sequence[int]]) -> Iterator[Reading]:
             streams, last = (np.asarray(part.astype(jnp.float32))[: len(text)] for part in kept)
             hidden = (*np.split(streams, len(every_layer), axis=-1), last)
         yield Reading(np.asarray(logits)[: len(text)], hidden)
+
+
+def logits(model: Any, texts: Sequence[Sequence[int] | np.ndarray]) -> Iterator[np.ndarray]:
+    """float32 logits ``[T, V]`` of each text, by one pass of a model as it is at this call; padded as for ``read``."""
+    length, (leaves, merge) = max(map(len, texts)), flatten(model)
+    tokens = (np.pad(np.asarray(text, np.int32), (0, length - len(text)))[None] for text in texts)
+    forward = jax.jit(lambda leaves, tokens: causal_logits(merge(leaves), tokens)[0].astype(jnp.float32))
+    run = forward.lower(leaves, jax.ShapeDtypeStruct((1, length), jnp.int32)).compile()
+    return (np.asarray(run(leaves, padded))[: len(text)] for padded, text in zip(tokens, texts, strict=True))

@@ -1,6 +1,7 @@
 """Text to tokens and back. Nothing is imported here, to keep the process that compiles grammars small.
 
 prompts.py         the forms of prompts: text, token ids, dictionaries
+files.py           prompts and texts in a user's file
 chat_messages.py   chat messages, checked
 chat_parts.py      messages as lists of parts, for templates that write no other
 chat_roles.py      system and developer messages in the form that a chat template writes

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from jspec._validation import is_int
+from jspec.config import ModelConfig
 
+LONGEST_PROMPT = 512  # tokens of a prompt in ``token_ids``
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 _FORMS = "text, token ids, {'prompt': text} or {'prompt_token_ids': ids}"
@@ -96,3 +98,27 @@ def checked_ids(token_ids: Any, vocab_size: int, what: str, expected: str = "") 
     for token in tokens[(tokens < 0) | (tokens >= vocab_size)][:1]:
         raise ValueError(f"{what} has token id {token}: expected 0..{vocab_size - 1}, the target's vocabulary")
     return tokens.astype(np.int64).tolist()
+
+
+def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: bool | None) -> list[list[int]]:
+    """The token ids of prompts for a target, of a long one the last ``LONGEST_PROMPT``. With ``chat``, or by default if the
+    tokenizer has a chat template, each text becomes a user's message."""
+    if not prompts:
+        raise ValueError("prompts is empty: expected at least one")
+    if tokenizer is None and any(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError("the target has no tokenizer: expected prompts of token ids")
+    if chat is None:
+        chat = bool(getattr(tokenizer, "chat_template", None))
+    longest, encoded = min(LONGEST_PROMPT, target.max_position // 2), []
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str) and chat and tokenizer is not None:
+            message = [{"role": "user", "content": prompt}]
+            prompt = tokenizer.apply_chat_template(
+                message, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) and tokenizer is not None else list(prompt)
+        ids = checked_ids(ids, target.vocab_size, f"prompt {number}")
+        if not ids:
+            raise ValueError("prompts has an empty one: expected at least one token each")
+        encoded.append(ids[-longest:])
+    return encoded

@@ -26,15 +26,15 @@ MAX_BATCH = 16
 
 
 class ServedAcceptance:
-    """Measures the acceptance of a draft head on held-out prompts, at temperatures 0 and 1.
+    """Measures the acceptance of a draft head on prompts, at temperatures 0 and 1.
 
     The engine is compiled at the first call. Later calls only replace the head's weights.
 
     Args:
       target: the target's module, whose parameters have ``dtype``; may be sharded.
       config: the draft head's config.
-      held_out: token ids ``[N]`` on the host. The prompts are excerpts of it at evenly spaced positions.
-      prompts: number of prompts.
+      held_out: token ids ``[N]`` on the host.
+      prompts: token ids of prompts; or how many excerpts of ``held_out`` are the prompts, at evenly spaced positions.
       depths: number of drafts that the head is trained to make. K, the number of drafts per round, is the smaller of
         this and ``MAX_DRAFT_TOKENS``. For a draft head whose checkpoint has no number of drafts, K is always
         ``MAX_DRAFT_TOKENS``: an EAGLE head is trained to make a single draft, but when it serves it reads its own hidden
@@ -45,14 +45,17 @@ class ServedAcceptance:
       num_draft_tokens: K.
     """
 
-    def __init__(self, target: Any, config: HeadConfig, held_out: np.ndarray, prompts: int, depths: int, dtype: str):
+    def __init__(self, target: Any, config: HeadConfig, held_out: np.ndarray, prompts: Any, depths: int, dtype: str):
         max_position = target.config.max_position
         bounded = config.trained_drafts is not None or config.max_drafts is not None
         self.num_draft_tokens = min(depths, MAX_DRAFT_TOKENS) if bounded else MAX_DRAFT_TOKENS
         self._config, self._dtype, self._target = config, dtype, target
         size = min(PROMPT_TOKENS, max_position // 2, len(held_out))
-        starts = np.linspace(0, len(held_out) - size, prompts, dtype=np.int64)
-        self._prompts = [held_out[start : start + size].tolist() for start in starts]
+        if isinstance(prompts, int):
+            starts = np.linspace(0, len(held_out) - size, prompts, dtype=np.int64)
+            prompts = [held_out[start : start + size].tolist() for start in starts]
+        self._prompts: list[list[int]] = prompts
+        size = max(map(len, prompts))
         self._max_len = min(size + NEW_TOKENS + self.num_draft_tokens, max_position)
         self._llm: LLM | None = None
 

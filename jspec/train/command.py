@@ -52,7 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser):
     plan.add_argument(
         "--evaluate-every", type=int, default=500, help="steps between two evaluations, and between two states"
     )
-    plan.add_argument("--prompts", type=int, default=16, help="held-out prompts that acceptance is measured on")
+    plan.add_argument(
+        "--prompts",
+        type=_count_or_file,
+        default=16,
+        metavar="N|FILE",
+        help="what acceptance is measured on: N excerpts of the held-out text, 16 by default, or a file of prompts, as for "
+        "jspec doctor",
+    )
 
     head = parser.add_argument_group(
         "head", "sizes of the draft head; by default the target's, or what is usual for the method"
@@ -143,6 +150,10 @@ def _folder(target: str, download: bool | None) -> pathlib.Path:
     from jspec.hub.names import is_hub_name
 
     return pathlib.Path(local_checkpoints([target], download)[0] if is_hub_name(target) else target)
+
+
+def _count_or_file(text: str) -> int | pathlib.Path:
+    return int(text) if text.removeprefix("-").isdecimal() else pathlib.Path(text)
 
 
 def _integers(text: str) -> tuple[int, ...]:

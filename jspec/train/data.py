@@ -1,13 +1,14 @@
 """Training data: files of text or token ids as one sequence for training and one that is held out."""
 
 import hashlib
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
+
+from jspec.text.files import json_lines, read_utf8
 
 TEXT, LINES, ARRAYS = (".txt", ".py", ".md"), ".jsonl", ".npz"
 SUFFIXES = (*TEXT, LINES, ARRAYS)
@@ -136,28 +137,19 @@ def _tokenise(path: pathlib.Path, files: list[pathlib.Path], tokenizer, eos_toke
 
 def _documents(root: pathlib.Path, file: pathlib.Path, tokenizer) -> Iterator[Document]:
     """The documents of one file, named relative to ``root``."""
-    try:
-        text = file.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: is no UTF-8 at byte {error.start}; convert it, or leave it out") from error
     name = file.relative_to(root).as_posix()
     if file.suffix != LINES:
-        yield Document(name, text)
+        yield Document(name, read_utf8("data", file))
         return
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            yield Document(f"{name}:{number}", _text_of(f"{file}:{number}", line, tokenizer))
+    for where, entry in json_lines("data", file):
+        yield Document(f"{name}:{where.rpartition(':')[2]}", _text_of(where, entry, tokenizer))
 
 
-def _text_of(where: str, line: str, tokenizer) -> str:
-    """The text of one line of a .jsonl file; ``where`` is its file and line number, for error messages."""
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: is no JSON ({error.msg}); expected one object a line") from error
-    if isinstance(entry, dict) and isinstance(entry.get("text"), str):
+def _text_of(where: str, entry: dict[str, Any], tokenizer) -> str:
+    """The text in a line of a .jsonl file; ``where`` is its file and line number, for error messages."""
+    if isinstance(entry.get("text"), str):
         return entry["text"]
-    if not isinstance(entry, dict) or "messages" not in entry:
+    if "messages" not in entry:
         raise ValueError(f"{where}: has no field 'text', a string, and no 'messages'; expected one of them")
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"{where}: has 'messages', and the target's tokenizer has no chat template; expected 'text'")

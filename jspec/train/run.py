@@ -22,6 +22,8 @@ from jspec.config import shards_of
 from jspec.loading.compatibility import require_shards
 from jspec.models.flatten import flatten
 from jspec.models.sharding import build_model
+from jspec.text.files import read_prompts
+from jspec.text.prompts import token_ids
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus
@@ -46,7 +48,8 @@ class TrainingRun:
       out: folder that the run writes. The draft head goes to ``head/`` and the training states to ``state/``.
       plan: number of steps, batch size and optimizer.
       sizes: dimensions and options of the draft head.
-      prompts: number of held-out prompts on which acceptance is measured.
+      prompts: on how many excerpts of the held-out text acceptance is measured; or a file of prompts for that, which
+        become a user's messages where the target has a chat template.
       dtype: ``bfloat16`` or ``float32``, in which target and draft head compute. Master weights and the optimizer's
         state are fp32 in both cases.
       seed: seeds the initial weights, the windows and the noise.
@@ -70,7 +73,7 @@ class TrainingRun:
     out: pathlib.Path
     plan: TrainingPlan
     sizes: Sizes = dataclasses.field(default_factory=Sizes)
-    prompts: int = 16
+    prompts: int | pathlib.Path = 16
     dtype: str = "bfloat16"
     seed: int = 0
     resume: bool = False
@@ -87,11 +90,13 @@ class TrainingInputs:
       target: the target's module, in the run's dtype; sharded with ``tensor_parallel``.
       corpus: token ids to train on, and held-out ones.
       objective: the draft head's config and its loss.
+      prompts: how many excerpts acceptance is measured on, or prompts as token ids.
     """
 
     target: Any
     corpus: Corpus
     objective: Objective
+    prompts: int | list[list[int]]
 
 
 def prepare(run: TrainingRun) -> TrainingInputs:
@@ -100,7 +105,9 @@ def prepare(run: TrainingRun) -> TrainingInputs:
     Raises:
       ValueError: an argument or a file cannot be used. The message names it and says what was expected.
     """
-    require(run.prompts >= 1, "prompts", run.prompts, "an integer of at least 1")
+    given = run.prompts
+    require(isinstance(given, pathlib.Path) or given >= 1, "prompts", given, "an integer of at least 1")
+    texts = read_prompts(given) if isinstance(given, pathlib.Path) else []
     if not run.target.is_dir() and not is_gguf(run.target.name):
         raise ValueError(f"target={str(run.target)!r}: expected a checkpoint folder, or a GGUF file")
     checkpoint = Checkpoint.open(run.target)
@@ -116,7 +123,8 @@ def prepare(run: TrainingRun) -> TrainingInputs:
     _require_windows(run.plan, run.tensor_parallel)
     corpus = read_corpus(run.data, checkpoint.tokenizer, config.vocab_size, config.eos_token_ids, length)
     _held_out_windows(corpus, run)  # raises if there are too few
-    return TrainingInputs(build_model(config.for_length(length), params, run.dtype, shards), corpus, objective)
+    prompts = given if isinstance(given, int) else token_ids(texts, checkpoint.tokenizer, config, None)
+    return TrainingInputs(build_model(config.for_length(length), params, run.dtype, shards), corpus, objective, prompts)
 
 
 def _require_windows(plan: TrainingPlan, devices: int):
@@ -151,7 +159,7 @@ def train(run: TrainingRun) -> dict:
     loss, frozen = loss_beside(objective, target, run.dtype), (flatten(target).leaves, constants)
     evaluate = make_evaluator(loss, *_held_out_windows(inputs.corpus, run))
     served = ServedAcceptance(
-        target, objective.config, inputs.corpus.held_out, run.prompts, objective.depths, run.dtype
+        target, objective.config, inputs.corpus.held_out, inputs.prompts, objective.depths, run.dtype
     )
     log = Log(run.out, TEMPERATURES, resume_step=-1 if store.step is None else store.step)
 

@@ -74,7 +74,7 @@ def test_custom_prompts_are_ordered_repeated_and_shuffled(tmp_path, tokenizer):
 
 def test_custom_lengths_come_from_the_lines(tmp_path):
     choice = file(tmp_path, LINES)
-    with pytest.raises(ValueError, match=r'line 2: expected "output_tokens"'):
+    with pytest.raises(ValueError, match=r'data.jsonl:2: expected "output_tokens"'):
         Custom(choice, -1).samples(1, None, 0)
     assert Custom(file(tmp_path, LINES[:1]), -1).samples(1, None, 0) == [Sample("one", 3)]
 

@@ -22,11 +22,12 @@ from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.cli import main
 from jspec.commands.demo import FAMILY
 from jspec.doctor import Trial, diagnose, read_prompts
-from jspec.doctor.diagnosis import token_ids, verdict
+from jspec.doctor.diagnosis import verdict
 from jspec.doctor.trials import Text, Trials
 from jspec.doctor.variants import try_variants
 from jspec.models import flat_params
 from jspec.outputs import Stats
+from jspec.text.prompts import token_ids
 
 PROMPTS = [
     "import os\nimport sys\n\n\ndef main(argv=None):\n",
@@ -170,9 +171,21 @@ def test_texts_become_messages_where_there_is_a_chat_template(tmp_path):
 def test_prompts_are_read_from_files(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\ntwo\n")
     assert read_prompts(tmp_path / "a.txt") == ["one", "two"]
-    (tmp_path / "b.jsonl").write_text('{"prompt": "a\\nb"}\n{"text": "c"}\n')
-    with pytest.raises(ValueError, match="line 2 is no object with a prompt"):
-        read_prompts(tmp_path / "b.jsonl")
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a\\nb"}\n\n{"text": "c\u2028", "prompt": "d"}\n{"text": "e"}\n')
+    assert read_prompts(tmp_path / "b.jsonl") == ["a\nb", "d", "e"]
+    for content, words in (
+        (b'\n{"body": "c"}', r"c.jsonl:2: expected an object with a text under 'prompt' or 'text'"),
+        (b'{"prompt": [1]}', r"c.jsonl:1: expected an object with a text under"),
+        (b'{"prompt": "a"}\n[', r"c.jsonl:2: expected a JSON object"),
+        (
+            b"\xff",
+            r"prompts='.*c.jsonl': expected a file of text in UTF-8 \('utf-8' codec can't decode byte 0xff in position 0",
+        ),
+        (b"\n", r"prompts='.*c.jsonl': expected a file with text in it"),
+    ):
+        (tmp_path / "c.jsonl").write_bytes(content)
+        with pytest.raises(ValueError, match=words):
+            read_prompts(tmp_path / "c.jsonl")
 
 
 def trial(rounds, setting=None) -> Trial:

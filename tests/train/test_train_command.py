@@ -35,6 +35,7 @@ METHODS = {
     ],
 }
 FEW_STEPS = "--steps 2 --evaluate-every 2 --tokens-per-step 128 --length 64 --prompts 2 --dtype float32"
+NOTHING = dict.fromkeys(TEMPERATURES, Stats.of(1, [1], [1]))
 PLAN = "--steps 80 --evaluate-every 40 --tokens-per-step 256 --length 32 --peak-rate 2e-2 --prompts 2 --dtype float32"
 
 
@@ -101,9 +102,39 @@ def test_the_trained_head_serves(folder):
     assert result.stats.mean_acceptance_length > 1.5
 
 
+def test_acceptance_is_measured_on_the_prompts_of_a_file(folder, monkeypatch, capsys):
+    """They are what the engine completes, in place of excerpts of the held-out text."""
+    measured: list[list[list[int]]] = []
+    measure = ServedAcceptance.__call__
+
+    def recorded(served, params):
+        measured.append(served._prompts)
+        return measure(served, params)
+
+    monkeypatch.setattr(ServedAcceptance, "__call__", recorded)
+    monkeypatch.setattr("jspec.checkpoints.checkpoint.load_tokenizer", lambda _: Letters())
+    (folder / "prompts.txt").write_text("abc\n\nhello\n" + 99 * "x" + "\n")
+    few = ["--steps", "2", "--evaluate-every", "2"]
+    assert main(arguments(folder, "medusa", "on-prompts", *few, "--prompts", str(folder / "prompts.txt"))) == 0
+    assert measured[-1] == [[1, 2, 3], [8, 5, 12, 12, 15], [24] * 64]
+    assert "acceptance length 1." in capsys.readouterr().out
+    monkeypatch.setattr(ServedAcceptance, "__call__", lambda served, _: measured.append(served._prompts) or NOTHING)
+    assert main(arguments(folder, "medusa", "on-excerpts", *few, "--prompts", "3")) == 0
+    assert [len(prompt) for prompt in measured[-1]] == [32] * 3
+    held_out = np.load(folder / "tokens.npz")["held_out"].tolist()
+    assert measured[-1][0] == held_out[:32]
+
+
+class Letters:
+    """A tokenizer of small letters."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - 96 for letter in text]
+
+
 @pytest.mark.parametrize("method", ["mlp", "dspark"])  # dspark draws its anchors at random
 def test_a_resumed_run_gives_the_same_head(folder, method, monkeypatch):
-    monkeypatch.setattr(ServedAcceptance, "__call__", lambda *_: dict.fromkeys(TEMPERATURES, Stats.of(1, [1], [1])))
+    monkeypatch.setattr(ServedAcceptance, "__call__", lambda *_: NOTHING)
     whole, stopped, add = f"whole-{method}", f"stopped-{method}", Log.add
     assert main(arguments(folder, method, whole)) == 0
 
@@ -138,6 +169,9 @@ def test_a_resumed_run_gives_the_same_head(folder, method, monkeypatch):
         (["--length", "200", "--tokens-per-step", "200"], "length=200: expected in 5..128, the target's positions"),
         (["--length", "4"], "length=4: expected in 5..128"),
         (["--prompts", "0"], "prompts=0: expected an integer of at least 1"),
+        (["--prompts", "-3"], "prompts=-3: expected an integer of at least 1"),
+        (["--prompts", "nowhere.txt"], "prompts='nowhere.txt': expected a file of text in UTF-8"),
+        (["--prompts", __file__], "the target has no tokenizer: expected prompts of token ids"),
         (["--layers", "2"], "layers=2: expected nothing, a head of method 'mlp' has no such size"),
     ],
 )
@@ -152,7 +186,7 @@ def test_a_wrong_argument_gives_a_one_line_error(folder, capsys, more, message):
 
 
 def test_divergence_is_reported(folder, capsys, monkeypatch):
-    monkeypatch.setattr(ServedAcceptance, "__call__", lambda *_: dict.fromkeys(TEMPERATURES, Stats.of(1, [1], [1])))
+    monkeypatch.setattr(ServedAcceptance, "__call__", lambda *_: NOTHING)
     steep = ["--peak-rate", "1e30", "--steps", "3", "--evaluate-every", "3"]
     assert main(arguments(folder, "mlp", "steep", *steep)) == 2
     assert "held-out loss nan at step 3: lower the learning rate" in capsys.readouterr().err

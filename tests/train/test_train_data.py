@@ -103,10 +103,10 @@ LONG = np.arange(40)
             _file("a.txt", b"short"),
             "tokens to hold out, and a window takes 9|0 tokens to train on, and a window takes 9",
         ),
-        (_file("a.txt", b"\xff\xfe"), "a.txt: is no UTF-8 at byte 0"),
-        (_file("a.jsonl", b'{"text": "x"}\n{"t'), "a.jsonl:2: is no JSON"),
+        (_file("a.txt", b"\xff\xfe"), "a.txt': expected a file of text in UTF-8"),
+        (_file("a.jsonl", b'{"text": "x"}\n{"t'), "a.jsonl:2: expected a JSON object"),
         (_file("a.jsonl", b'{"body": "x"}'), "a.jsonl:1: has no field 'text', a string, and no 'messages'"),
-        (_file("a.jsonl", b"[1]"), "a.jsonl:1: has no field 'text'"),
+        (_file("a.jsonl", b"[1]"), "a.jsonl:1: expected a JSON object"),
         (_file("a.jsonl", b'{"messages": []}'), "tokenizer has no chat template; expected 'text'"),
         (_arrays(train=LONG), "t.npz: has no array 'held_out'"),
         (
