@@ -17,7 +17,7 @@ from jspec.pallas.dispatch import of_platform, wants_one_order
 
 # On a CPU, where XLA has other orders of sums for fewer, and from jax 0.12 on for those behind the last whole eights.
 _FEWEST_OUTPUTS = 8
-_WIDENS_WEIGHTS = jax.__version_info__ < (0, 11)
+_WIDENS_WEIGHTS = jax.__version_info__ < (0, 11)  # of bfloat16, for products that are rounded to it
 _WHOLE_OUTPUTS = 8 if jax.__version_info__ >= (0, 12) else 1
 
 
@@ -27,7 +27,7 @@ def linear(x, weight, dtype) -> jax.Array:
 
     On a CPU, XLA multiplies bfloat16 as it is stored if there are two tokens or more, and with jax 0.10 if the result is
     float32; otherwise it makes a copy of the weight in float32, and in a loop it keeps the copies of all weights. So there
-    are always two tokens, and jax 0.10 rounds sums in float32, as later versions do by themselves."""
+    are always two tokens at least, and with jax 0.10 sums are rounded afterwards."""
 
     def product(x, weight, dtype=dtype):
         return jnp.einsum("...i,oi->...o", x, weight, precision=_full_precision(x.dtype), preferred_element_type=dtype)

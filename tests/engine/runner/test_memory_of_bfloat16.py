@@ -1,5 +1,4 @@
-"""Programs on a CPU that read bfloat16 weights: they hold no copy of them in float32, which would be twice as large as what is
-stored."""
+"""Programs on a CPU that read bfloat16 weights: none holds a copy of them in float32, twice as large as they are."""
 
 import dataclasses
 import functools
