@@ -20,7 +20,7 @@ from jspec.config import ModelConfig, Shards
 from jspec.models.cache_pools import KVRounding, LayerShape, cache_shape, with_rounding
 from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
-from jspec.models.layers import Linear, Norm, linear_maps, random_params, times, weight_of
+from jspec.models.layers import Linear, Norm, linear_maps, looked_up, random_params, times, weight_of
 from jspec.models.per_layer import LayerInputs
 from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.collectives.peers import Peers, reduce_with
@@ -116,7 +116,7 @@ class Decoder(nnx.Module):
             rows = tokens - jax.lax.axis_index(self.shards.axis) * self.embedding.shape[0]
             here = (rows >= 0) & (rows < self.embedding.shape[0])
             rows = jnp.where(here, rows, 0)
-        found = self._stored_embedding[rows]
+        found = looked_up(self._stored_embedding, rows)
         vectors = found.numbers if found.is_plain else found.dequantize().astype(self.dtype)
         if self.shards is not None and here is not None:  # one shard has the token, and the others add zeros
             part = PartialSums(jnp.where(here[..., None], vectors, 0)[..., None, :], reduce_axis=self.shards.axis)

@@ -17,7 +17,7 @@ from jspec.config import ModelConfig, Rope
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.collectives.peer_sum import KINDS
 from jspec.pallas.collectives.peers import Peers
-from jspec.pallas.dispatch import wants_one_order
+from jspec.pallas.dispatch import of_platform, wants_one_order
 from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
@@ -172,6 +172,19 @@ ACTIVATE = {
     "relu": lambda x: jnp.where(x <= 0, jnp.zeros((), x.dtype), x),  # NaN stays, unlike in a maximum of a kernel
 }
 ACTIVATED_IN_KERNELS = ("silu", "gelu_tanh", "relu")  # Pallas' Triton lowering has no ``erfc``, which ``gelu`` needs
+
+
+def looked_up(table: Any, tokens):
+    """``table[tokens]`` of an embedding, which is an array or a ``Weight``.
+
+    On a CPU, jax 0.10 reads bfloat16 from a copy of the whole table in float32, which it makes once, before the loop over
+    rounds, and keeps. Behind a barrier with the tokens it can only widen what it reads."""
+
+    def of_cpu(table, tokens):
+        table, tokens = jax.lax.optimization_barrier((table, tokens))
+        return table[tokens]
+
+    return of_platform(table, tokens, cpu=of_cpu, default=lambda table, tokens: table[tokens])
 
 
 def times(x, number: float):

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig
-from jspec.models.layers import ACTIVATE, Linear, Norm, random_params, times
+from jspec.models.layers import ACTIVATE, Linear, Norm, looked_up, random_params, times
 from jspec.pallas.sums import add
 
 
@@ -35,7 +35,7 @@ class LayerInputs(nnx.Module):
         """``[L, B, T, Wl]``, of int32 tokens ``[B, T]`` and their embeddings ``[B, T, D]``, the first layer's inputs."""
         shape = *tokens.shape, self.layers, self.width
         scale = float(np.asarray(self.width**0.5).astype(self.table.dtype))  # rounded, as that of embeddings is
-        stored = times(self.table[...][tokens].reshape(shape), scale)
+        stored = times(looked_up(self.table[...], tokens).reshape(shape), scale)
         projected = times(self.projection(embedded), embedded.shape[-1] ** -0.5).reshape(shape)
         return jnp.moveaxis(times(add(self.norm(projected), stored), 2**-0.5), 2, 0)
 

@@ -17,16 +17,30 @@ from jspec.pallas.dispatch import of_platform, wants_one_order
 
 # On a CPU, where XLA has other orders of sums for fewer, and from jax 0.12 on for those behind the last whole eights.
 _FEWEST_OUTPUTS = 8
+_WIDENS_WEIGHTS = jax.__version_info__ < (0, 11)  # of bfloat16, for products that are rounded to it
 _WHOLE_OUTPUTS = 8 if jax.__version_info__ >= (0, 12) else 1
 
 
 def linear(x, weight, dtype) -> jax.Array:
     """The linear map ``[..., in], [out, in] -> [..., out]`` of operands of one dtype, in ``dtype``, or in theirs if that
-    is None."""
-    product = functools.partial(
-        jnp.einsum, "...i,oi->...o", precision=_full_precision(x.dtype), preferred_element_type=dtype
-    )
-    return _ordered(functools.partial(_padded, product), product, x, weight) if x.size else product(x, weight)
+    is None.
+
+    On a CPU, XLA multiplies bfloat16 as it is stored if there are two tokens or more, and with jax 0.10 if the result is
+    float32; otherwise it makes a copy of the weight in float32, and in a loop it keeps the copies of all weights. So there
+    are always two tokens at least, and with jax 0.10 sums are rounded afterwards."""
+
+    def product(x, weight, dtype=dtype):
+        return jnp.einsum("...i,oi->...o", x, weight, precision=_full_precision(x.dtype), preferred_element_type=dtype)
+
+    def of_cpu(x, weight):
+        wide = jnp.float32 if _WIDENS_WEIGHTS and x.dtype == jnp.bfloat16 else dtype
+        return _padded(functools.partial(product, dtype=wide), x, weight).astype(dtype or x.dtype)
+
+    if not x.size:
+        return product(x, weight)
+    if x.dtype == jnp.bfloat16:
+        return of_platform(x, weight, cpu=of_cpu, default=product)
+    return _ordered(of_cpu, product, x, weight)
 
 
 def rows_product(x, y, axis: int) -> jax.Array:
@@ -66,7 +80,8 @@ def _padded(product, x, weight):
     CPU for one token and for the outputs that ``_padded_outputs`` rounds up. Tokens are one axis, or XLA would transpose
     weights of bfloat16 as it widens them, and then add in another order."""
     tokens, outputs = math.prod(x.shape[:-1]), len(weight)
-    products = product(_with_rows(x.reshape(tokens, -1), 2), _with_rows(weight, _padded_outputs(outputs)))
+    weight = _with_rows(weight, _padded_outputs(outputs)) if wants_one_order() else weight
+    products = product(_with_rows(x.reshape(tokens, -1), 2), weight)
     return products[:tokens, :outputs].reshape(*x.shape[:-1], outputs)
 
 

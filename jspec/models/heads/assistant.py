@@ -14,7 +14,7 @@ from flax import nnx
 from jspec.config.heads import AssistantConfig
 from jspec.models.cache_pools import LayerShape
 from jspec.models.decoder_layer import Layer, apply_layer
-from jspec.models.layers import Linear, Norm, random_params, times
+from jspec.models.layers import Linear, Norm, looked_up, random_params, times
 from jspec.pallas.matmul import matmul
 
 
@@ -80,7 +80,7 @@ class AssistantHead(nnx.Module):
         _, best = jax.lax.top_k(self.centroids(hidden).astype(jnp.float32), config.best_clusters)
         tokens = self.cluster_tokens[...][best].reshape(B, T, -1)
         precision = jax.lax.Precision.HIGHEST if hidden.dtype == jnp.float32 else None
-        scores = jnp.einsum("btd,btcd->btc", hidden, self.head[...][tokens], precision=precision)
+        scores = jnp.einsum("btd,btcd->btc", hidden, looked_up(self.head[...], tokens), precision=precision)
         row, slot = jnp.arange(B)[:, None, None], jnp.arange(T)[None, :, None]
         nothing = jnp.full((B, T, config.layers.vocab_size), -jnp.inf, hidden.dtype)
         return nothing.at[row, slot, tokens].set(scores.astype(hidden.dtype), unique_indices=True)

@@ -26,7 +26,7 @@ from jspec.models.heads.dflash2 import CandidateSelector, ConvolvedLayer
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.heads.eagle import LayeredHead, init_embedding
 from jspec.models.kv_cache import PagedView
-from jspec.models.layers import Linear, Norm
+from jspec.models.layers import Linear, Norm, looked_up
 from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
@@ -107,7 +107,7 @@ class MarkovHead(nnx.Module):
 
         In training the axis of slots is that of blocks, and may have any size: each is the same slot of another
         block."""
-        read = embedded = self.embedding[...][previous]
+        read = embedded = looked_up(self.embedding[...], previous)
         if self.gate is not None:
             read = jax.nn.sigmoid(self.gate(jnp.concatenate([hidden, embedded], axis=-1))) * embedded
         elif self.cell is not None:

@@ -22,7 +22,7 @@ from jspec.config.heads import EagleConfig
 from jspec.models.cache_pools import LayerShape, cache_shape
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import placeholder_ids, rows_of_target, with_draft_tokens
-from jspec.models.layers import Linear
+from jspec.models.layers import Linear, looked_up
 from jspec.models.w8a8 import with_quantized_inputs
 
 
@@ -34,7 +34,7 @@ class LayeredHead(nnx.Module):
 
     def embed(self, tokens, target):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
-        return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
+        return target.embed(tokens) if self.embedding is None else looked_up(self.embedding[...], tokens)
 
     def fuse(self, features):
         """Features of the target as the layers read them, ``[..., E] -> [..., D]``; here they are the same."""

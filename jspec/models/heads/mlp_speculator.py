@@ -12,7 +12,7 @@ from flax import nnx
 
 from jspec.config.heads import MLPConfig
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
-from jspec.models.layers import Linear
+from jspec.models.layers import Linear, looked_up
 from jspec.pallas.matmul.reference import per_feature
 from jspec.pallas.sums import row_sum
 
@@ -69,7 +69,7 @@ class MLPSpeculator(nnx.Module):
         D]``."""
         config, own_weights = self.config, 0 if self.config.tied else i
         projection = self.projections[min(i, len(self.projections) - 1) if config.tied else i]
-        embedded = self.embeddings[own_weights][...][tokens]
+        embedded = looked_up(self.embeddings[own_weights][...], tokens)
         state = projection(state) + (self._ratio * embedded).astype(state.dtype)
         return jax.nn.gelu(self.norms[own_weights](state), approximate=False)
 
