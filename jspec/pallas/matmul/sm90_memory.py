@@ -155,7 +155,7 @@ class ScalesOfNumbers(Scales, abc.ABC):
         """The numbers of 64 inputs of a copy ``weight``, the first of which is ``first``, as an operand in registers."""
 
     @abc.abstractmethod
-    def numbers_of(self, weight, scales: list[Any]) -> Any:
+    def numbers_of(self, weight, scales: Any) -> Any:
         """Those of a copy, not divided by ``shrink``: for interpreters."""
 
 
@@ -210,7 +210,7 @@ class CodeScales(ScalesOfNumbers):
         scale, offset = unpack_levels(lax.bitcast_convert_type(own, jnp.uint32)[:, None], self.form, rounded=True)
         return scale, jnp.zeros_like(scale) if offset is None else offset
 
-    def numbers_of(self, weight, scales: tuple[Any, Any]):
+    def numbers_of(self, weight, scales: Any):
         form, inputs = self.form, self.tiling.inputs
         scale, beside = (jnp.repeat(of, inputs // of.shape[1], axis=1) for of in scales)
         codes = unpack_codes(weight, inputs, form.bits) if form.packed else weight
@@ -253,7 +253,7 @@ class MXFP8Scales(_BytesOfScales):
     def load_numbers(self, weight, first: int, scales):
         return load_mxfp8(weight, first, scales[first // MULTIPLIED])
 
-    def numbers_of(self, weight, scales: list[Any]):
+    def numbers_of(self, weight, scales: Any):
         return numbers_of_mxfp8(weight, self.tiling.inputs, scales)
 
 
@@ -267,7 +267,7 @@ class NVFP4Scales(_BytesOfScales):
     def load_numbers(self, weight, first: int, scales):
         return load_nvfp4(weight, first, scales[first // MULTIPLIED])
 
-    def numbers_of(self, weight, scales: list[Any]):
+    def numbers_of(self, weight, scales: Any):
         return numbers_of_nvfp4(weight, self.tiling.inputs, scales)
 
     def of_outputs(self, *at):
