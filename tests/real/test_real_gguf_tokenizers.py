@@ -1,4 +1,4 @@
-"""Tokenizers of the GGUF files in the folder JSPEC_GGUF_FILES, if there is one.
+"""Tokenizers of real GGUF files make the tokens that the original ones make of the same texts.
 
 Beside vocabularies that llama.cpp publishes (``ggml-vocab-*.gguf``) lie texts and the tokens that the original tokenizers
 made of them."""
@@ -18,6 +18,7 @@ from gguf_tokenizers import (
     load,
     transformers,
 )
+from real_models import SMOL, VARIABLE, gguf_file
 from tokenizers import AddedToken
 
 from jspec.checkpoints.files.refusal import Refusal
@@ -25,8 +26,8 @@ from jspec.checkpoints.gguf.header import read_header
 
 
 def real_files(suffix: str) -> list[Path]:
-    folder = os.environ.get("JSPEC_GGUF_FILES")
-    return sorted(Path(folder).glob(f"*{suffix}")) if folder else []
+    folder = os.environ.get(VARIABLE)
+    return sorted(Path(folder, "gguf").glob(f"*{suffix}")) if folder else []
 
 
 def real(path: Path, folder: Path):
@@ -83,9 +84,6 @@ def test_real_files(path, tmp_path):
 
 def test_digits_behind_spaces_need_the_rule_of_smollm(tmp_path):
     """What transformers' own reading of GGUF files lacks, and a text on which it shows."""
-    paths = [path for path in real_files(".gguf") if "smollm" in path.name]
-    if not paths:
-        pytest.skip("JSPEC_GGUF_FILES has no SmolLM")
-    _, tokenizer = real(paths[0], tmp_path / "hf")
+    _, tokenizer = real(gguf_file(SMOL), tmp_path / "hf")
     tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode("x =  3"))
     assert tokens == ["x", "Ġ=", "ĠĠ", "3"]
