@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(items):
     and they end together."""
     entries, seen = tiers.table(), collections.Counter()
     for item in items:
-        long = any(map(item.get_closest_marker, ("long", "gpu", "real")))
+        long = item.get_closest_marker("long") or item.get_closest_marker("gpu")
         node = f"{item.path.relative_to(tiers.TESTS)}::{item.nodeid.partition('::')[2]}"
         if not long and tiers.is_nightly(node, seen[node.partition("[")[0]], entries):
             item.add_marker(pytest.mark.nightly)
@@ -218,7 +218,7 @@ def compiled_in_a_hurry(request):
     for_long = lossless and (
         request.config.option.markexpr == "long" or getattr(request.module, "RUNS_FOR_LONG", False)
     )
-    if on_gpu or for_long or is_in(request.path, "compiled", "real", *SERVED):
+    if on_gpu or for_long or is_in(request.path, "compiled", *SERVED):
         yield
         return
     jax.config.update("jax_disable_most_optimizations", True)
