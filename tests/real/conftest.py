@@ -20,20 +20,31 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.real)
 
 
+class Engines:
+    """``jspec.load`` of a model by its name, or of a path, in float32 and without the folder's defaults of sampling. Only the
+    newest engine is kept, and goes before the next one comes: tests that want the same one stand together."""
+
+    def __init__(self):
+        self._kept: dict[Any, jspec.LLM] = {}
+
+    def __call__(self, target: str | Path, draft: str | Path | None = None, **how) -> jspec.LLM:
+        key = target, draft, *sorted(how.items())
+        if key not in self._kept:
+            self.clear()
+            options = {"dtype": "float32", "max_len": MAX_LEN, "max_batch": 8, "generation_config": "jspec"} | how
+            self._kept[key] = jspec.load(folder(target) if isinstance(target, str) else target, draft, **options)
+        return self._kept[key]
+
+    def clear(self):
+        self._kept.clear()
+        gc.collect()
+
+
 @pytest.fixture(scope="session")
-def load() -> Iterator[Any]:
-    """``jspec.load`` of a model by its name, or of a path, in float32 and without the folder's defaults of sampling. The
-    newest engine is kept: tests that want the same one stand together."""
-
-    @functools.lru_cache(1)
-    def loaded(target: str | Path, draft: str | Path | None = None, **how) -> jspec.LLM:
-        gc.collect()  # the weights of the engine that went
-        options = {"dtype": "float32", "max_len": MAX_LEN, "max_batch": 8, "generation_config": "jspec"} | how
-        return jspec.load(folder(target) if isinstance(target, str) else target, draft, **options)
-
-    yield loaded
-    loaded.cache_clear()
-    gc.collect()
+def load() -> Iterator[Engines]:
+    engines = Engines()
+    yield engines
+    engines.clear()
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,9 @@ LEAST, LEAST_OF_FILES, APART = 0.0, 0.0, 1e-9  # accepted drafts of a round, and
 
 
 @pytest.fixture(scope="module")
-def expected() -> tuple[list[list[int]], np.ndarray]:
+def expected(load) -> tuple[list[list[int]], np.ndarray]:
     """transformers' greedy texts, and its logits of a passage."""
+    load.clear()
     model = model_of(QWEN_LARGE)
     return written(model, prompts_of(QWEN_LARGE, PROMPTS), TOKENS), read(model, passages_of(QWEN_LARGE)[0])
 
@@ -56,7 +57,7 @@ def test_gguf_files_of_both(load, expected):
 
 
 def test_the_doctor_finds_nothing_wrong(load, capsys):
-    load.cache_clear()
+    load.clear()
     names = ["--target", str(folder(QWEN_LARGE)), "--draft", str(folder(QWEN)), "--max-tokens", "24"]
     status = main(["doctor", *names])
     said = capsys.readouterr().out
