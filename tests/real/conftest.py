@@ -21,8 +21,9 @@ def pytest_collection_modifyitems(items):
 
 
 class Engines:
-    """``jspec.load`` of a model by its name, or of a path, in float32 and without the folder's defaults of sampling. Only the
-    newest engine is kept, and goes before the next one comes: tests that want the same one stand together."""
+    """``jspec.load`` of a model by its name, or of a path, in float32 and without the folder's defaults of sampling.
+
+    Only the newest engine is kept, and goes before the next one comes: tests that want the same one stand together."""
 
     def __init__(self):
         self._kept: dict[Any, jspec.LLM] = {}

@@ -1,8 +1,9 @@
 """Real GGUF files: their headers, and texts of jspec beside those that transformers makes of the same file and of the folder
 that was made of it.
 
-A folder's weights are those of its file, rounded once more to bfloat16. So texts are compared with transformers' reading of
-the file, whose numbers are the same, and with the folder only the distributions are."""
+A folder's weights are those of its file, rounded once more to bfloat16; Qwen's folders have the file's output head for their
+embedding, too. So texts are compared with those of transformers with the file's own numbers, and with the folder only the
+distributions are."""
 
 import numpy as np
 import pytest

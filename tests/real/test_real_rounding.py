@@ -12,10 +12,10 @@ import jspec
 WEIGHTS = {
     (SMOL, "int8", "auto"): 6.4e-3,
     (SMOL, "int8", "int8"): 5.7e-2,
-    (SMOL, "fp8", "fp8"): float("inf"),
-    (SMOL, "int4", "auto"): float("inf"),
-    (QWEN, "int8", "auto"): float("inf"),
-    (QWEN, "int4", "auto"): float("inf"),
+    (SMOL, "fp8", "fp8"): 6.0e-2,
+    (SMOL, "int4", "auto"): 0.32,
+    (QWEN, "int8", "auto"): 1.75e-3,
+    (QWEN, "int4", "auto"): 8.0e-2,
     (GEMMA, "int8", "auto"): float("inf"),
 }
 CACHES = {

@@ -13,7 +13,7 @@ from jspec.cli import main
 PROMPTS, TOKENS, DRAFTS = 3, 24, 4
 GREEDY = jspec.SamplingParams(temperature=0.0, max_tokens=TOKENS)
 ENGINE = {"max_batch": PROMPTS, "num_draft_tokens": DRAFTS}
-LEAST, LEAST_OF_FILES, APART = 0.0, 0.0, 1e-9  # accepted drafts of a round, and nats a token, as in the other files
+LEAST, LEAST_OF_FILES, APART = 2.98, 2.84, 8.5e-4  # accepted drafts of a round, and nats a token, as in the other files
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,8 @@ def test_plain_texts(load, expected):
 
 
 def test_gguf_files_of_both(load, expected):
-    """With drafts and without, and as near to the folder as one more rounding to bfloat16 leaves them."""
+    """With drafts and without. The folder has the file's output head for its embedding, too, whose codes are coarser in the
+    file, and that moves distributions more than the rounding to bfloat16 does."""
     target, draft = gguf_file(QWEN_LARGE), gguf_file(QWEN)
     texts, accepted = drafted(load(target, draft, **ENGINE))
     plain = load(target, max_batch=PROMPTS)
