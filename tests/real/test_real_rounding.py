@@ -16,7 +16,7 @@ WEIGHTS = {
     (SMOL, "int4", "auto"): 0.32,
     (QWEN, "int8", "auto"): 1.75e-3,
     (QWEN, "int4", "auto"): 8.0e-2,
-    (GEMMA, "int8", "auto"): float("inf"),
+    (GEMMA, "int8", "auto"): 8.9e-3,
 }
 CACHES = {
     (SMOL, "fp8_per_token_head"): float("inf"),
