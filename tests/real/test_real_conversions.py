@@ -32,6 +32,5 @@ def test_the_doctor_finds_nothing_beside_transformers(capsys):
 def test_the_doctor_proves_that_a_seed_means_one_text(capsys, converted):
     draft = converted(SMOL, "--quantize", "int8")
     status, said = doctor(capsys, "--target", folder(SMOL), "--draft", draft, "--exact", "--max-tokens", 16)
-    print(said)
     assert status == 0, said
     assert re.search(r"\b0 of (\d+) texts and 0 bits of (\d+) log-probabilities differ\s*$", said), said

@@ -36,7 +36,6 @@ def greedy(llm, prompts) -> tuple[list[list[int]], float]:
 def assert_lossless(name: str, llm, least: float):
     expected = reference(name)
     texts, accepted = greedy(llm, expected.prompts)
-    print("ACCEPTED", name, accepted)
     assert texts == expected.texts
     assert accepted >= least
 

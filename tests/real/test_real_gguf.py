@@ -57,7 +57,7 @@ NAMES_IN_GEMMA = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 # Nats a token by which a folder's distributions are apart from those of its file, half as much again as was measured.
-APART = {"smollm2-135m-instruct": 7.1e-5, "gemma-3-270m": 1e-9, QWEN: 1e-9}
+APART = {"smollm2-135m-instruct": 7.1e-5, "gemma-3-270m": 1.06e-4, QWEN: 6.6e-4}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -90,10 +90,8 @@ def test_texts_and_logits(load, name):
     model = reference_of(name)
     for ours, tokens in zip(logits, expected.passages, strict=True):
         theirs = read(model, tokens)
-        print("GGUF REL", name, np.abs(ours - theirs).max() / np.abs(theirs).max())
         assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
     assert [result.token_ids for result in results] == written(model, expected.prompts, TOKENS)
-    print("GGUF KL", name, divergence(expected.logits, logits))
     assert 0 < divergence(expected.logits, logits) <= APART[name]
 
 

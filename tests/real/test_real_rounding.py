@@ -19,8 +19,8 @@ WEIGHTS = {
     (GEMMA, "int8", "auto"): 8.9e-3,
 }
 CACHES = {
-    (SMOL, "fp8_per_token_head"): float("inf"),
-    (QWEN, "fp8_per_token_head"): float("inf"),
+    (SMOL, "fp8_per_token_head"): 6.3e-3,
+    (QWEN, "fp8_per_token_head"): 1.1e-2,
 }
 
 
@@ -35,7 +35,6 @@ def test_weights_and_activations(load, converted, case):
     expected, out = reference(name), converted(name, "--quantize", weights)
     llm = load(out, activation_dtype=activations)
     found = divergence(expected.logits, [np.asarray(llm.logits(tokens)) for tokens in expected.passages])
-    print("ROUNDED", case, found)
     assert 0 < found <= WEIGHTS[case]
     assert_writes(llm, expected.prompts)
 
@@ -51,7 +50,6 @@ def test_caches(load, case):
     for tokens, logits in zip(expected.passages, expected.logits, strict=True):
         entries = llm.generate(tokens, params).prompt_logprobs[1:]
         sums += [coarse_divergence(row, entry) for row, entry in zip(logits[:-1], entries, strict=True)]
-    print("CACHE", case, np.mean(sums))
     assert 1e-8 < np.mean(sums) <= CACHES[case]
     assert_writes(llm, expected.prompts)
 

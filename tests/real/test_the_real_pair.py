@@ -34,7 +34,6 @@ def test_texts_and_logits_with_drafts_of_the_smaller_model(load, expected):
     llm, (theirs, logits) = load(QWEN_LARGE, folder(QWEN), **ENGINE), expected
     texts, accepted = drafted(llm)
     found = np.asarray(llm.logits(passages_of(QWEN_LARGE)[0]))
-    print("PAIR", accepted, np.abs(found - logits).max() / np.abs(logits).max())
     assert np.abs(found - logits).max() <= 1e-4 * np.abs(logits).max()
     assert texts == theirs
     assert accepted >= LEAST
@@ -51,7 +50,6 @@ def test_gguf_files_of_both(load, expected):
     texts, accepted = drafted(load(target, draft, **ENGINE))
     plain = load(target, max_batch=PROMPTS)
     found = np.asarray(plain.logits(passages_of(QWEN_LARGE)[0]))
-    print("GGUF PAIR", accepted, divergence([expected[1]], [found]))
     assert texts == drafted(plain)[0]
     assert accepted >= LEAST_OF_FILES
     assert 0 < divergence([expected[1]], [found]) <= APART
@@ -62,7 +60,6 @@ def test_the_doctor_finds_nothing_wrong(load, capsys):
     names = ["--target", str(folder(QWEN_LARGE)), "--draft", str(folder(QWEN)), "--max-tokens", "24"]
     status = main(["doctor", *names])
     said = capsys.readouterr().out
-    print(said)
     assert status == 0, said
     assert "healthy" in said
     assert "wrong" not in said
