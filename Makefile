@@ -7,7 +7,7 @@ WORKERS ?= 2
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test nightly long gpu lint types smoke docs tables budget clean
+.PHONY: demo test nightly long gpu real lint types smoke docs tables budget clean
 
 demo: $(VENV)/run
 	$(BIN)/jspec demo
@@ -23,6 +23,9 @@ long: $(VENV)/test  # the statistical tests at full power, minutes each
 
 gpu: $(VENV)/gpu  # kernels against their reference implementations on the card; CUDA=cuda12 for older drivers
 	$(BIN)/python -m pytest -m gpu
+
+real: $(VENV)/test  # real models against transformers: JSPEC_REAL_MODELS names their folder
+	$(BIN)/python -m pytest -m real tests/real
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check

@@ -50,7 +50,7 @@ MOST_MEMORY = 3 * 2**30  # bytes that files of tests leave behind
 MODULES_OF_A_CONTEXT = 100  # whose constants it keeps
 DAYS_KEPT = 7  # of a compiled program, which nobody may need any more
 SERVED = ("bench", "serving")  # folders whose tests ask a server of the shipped models for hundreds of texts
-ON_ONE_PLATFORM = ("convert", "drafting", "engine", "loading", "lossless", "recipes", "train")
+ON_ONE_PLATFORM = ("convert", "drafting", "engine", "loading", "lossless", "real", "recipes", "train")
 LONGEST = ("lossless", "engine", "train")  # folders whose files take a minute or more
 
 

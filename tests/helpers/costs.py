@@ -18,7 +18,7 @@ from jax._src import compiler
 
 ROOT = Path(__file__).parents[2]
 REPORT, BUDGET = ROOT / "build" / "test-costs.json", ROOT / "tests" / "costs_budget.json"
-QUICK = "not long and not nightly and not gpu"  # the tests that pyproject.toml has run
+QUICK = "not long and not nightly and not gpu and not real"  # the tests that pyproject.toml has run
 COUNTED = ("traces", "compilations", "operations")
 SLACK_OF_ALL, SLACK_OF_A_FILE = 1.15, 2.0
 TWO_ENGINES = {"traces": 6000, "compilations": 80, "operations": 120_000}  # which another file may have paid for

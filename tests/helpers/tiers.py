@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
-TIERS = ("long", "nightly", "gpu")  # markers of tests that ``make test`` leaves out
+TIERS = ("long", "nightly", "gpu", "real")  # markers of tests that ``make test`` leaves out
 COLLECTED: list[str] = []  # ``folder/file::Class::test[parameters]`` of this run, in all tiers; conftest.py appends
 
 

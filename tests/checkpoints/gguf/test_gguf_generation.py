@@ -1,6 +1,5 @@
 """End tokens and sampling defaults from GGUF files are those of the original ``generation_config.json``."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -120,25 +119,3 @@ class TestSentence:
         assert sentence == (
             "x.gguf lacks the original's sampling defaults; give temperature, top_k and top_p if it has some."
         )
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        (
-            "qwen2.5-coder-0.5b-instruct",
-            {"bos_token_id": 151643, "pad_token_id": 151643, "eos_token_id": [151645, 151643]},
-        ),
-        (
-            "qwen2.5-coder-1.5b-instruct",
-            {"bos_token_id": 151643, "pad_token_id": 151643, "eos_token_id": [151645, 151643]},
-        ),
-        ("smollm2-135m-instruct", {"bos_token_id": 1, "pad_token_id": 2, "eos_token_id": [2, 0]}),
-        ("gemma-3-270m", {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": [1]}),
-    ],
-)
-def test_real_files(name, fields):
-    path = Path(os.environ.get("JSPEC_GGUF_FILES", "/nowhere"), f"{name}.gguf")
-    if not path.is_file():
-        pytest.skip(f"JSPEC_GGUF_FILES has no {name}.gguf")
-    assert generation_fields(read_header(path))[0] == fields

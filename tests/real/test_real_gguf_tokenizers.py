@@ -1,4 +1,4 @@
-"""Tokenizers of the GGUF files in the folder JSPEC_GGUF_FILES, if there is one.
+"""Tokenizers of real GGUF files make the tokens that the original ones make of the same texts.
 
 Beside vocabularies that llama.cpp publishes (``ggml-vocab-*.gguf``) lie texts and the tokens that the original tokenizers
 made of them."""
@@ -18,15 +18,16 @@ from gguf_tokenizers import (
     load,
     transformers,
 )
+from real_models import NAMES, SMOL, VARIABLE, gguf_file
 from tokenizers import AddedToken
 
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.gguf.header import read_header
 
 
-def real_files(suffix: str) -> list[Path]:
-    folder = os.environ.get("JSPEC_GGUF_FILES")
-    return sorted(Path(folder).glob(f"*{suffix}")) if folder else []
+def vocabularies() -> list[Path]:
+    folder = os.environ.get(VARIABLE)
+    return sorted(Path(folder, "gguf").glob("*.gguf.inp")) if folder else []
 
 
 def real(path: Path, folder: Path):
@@ -34,9 +35,11 @@ def real(path: Path, folder: Path):
     return header.metadata, load(path, folder)
 
 
-@pytest.mark.parametrize("path", real_files(".gguf.inp"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", vocabularies() or [None], ids=lambda path: path and path.name)
 def test_published_tokens(path, tmp_path):
     """Tokens that the original tokenizers made, beside vocabularies that llama.cpp publishes."""
+    if path is None:
+        pytest.skip(f"{VARIABLE} has no file gguf/ggml-vocab-*.gguf.inp")
     try:
         _, tokenizer = real(path.with_suffix(""), tmp_path / "hf")
     except Refusal as refusal:
@@ -57,10 +60,11 @@ def marked(metadata, kind: int) -> list[str]:
     return [tokens[i] for i in np.flatnonzero(metadata["tokenizer.ggml.token_type"] == kind)]
 
 
-@pytest.mark.parametrize("path", [p for p in real_files(".gguf") if "vocab" not in p.name], ids=lambda path: path.name)
-def test_real_files(path, tmp_path):
+@pytest.mark.parametrize("name", NAMES)
+def test_real_files(name, tmp_path):
     """The references are transformers' Qwen2Tokenizer, the parts of SmolLM's tokenizer.json, and for Gemma transformers' own
     reading of GGUF files, which differs in literal ▁▁ and in runs of more than 31 spaces."""
+    path = gguf_file(name)
     metadata, tokenizer = real(path, tmp_path / "hf")
     vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     source = Path(__file__).read_text("utf-8")
@@ -83,9 +87,6 @@ def test_real_files(path, tmp_path):
 
 def test_digits_behind_spaces_need_the_rule_of_smollm(tmp_path):
     """What transformers' own reading of GGUF files lacks, and a text on which it shows."""
-    paths = [path for path in real_files(".gguf") if "smollm" in path.name]
-    if not paths:
-        pytest.skip("JSPEC_GGUF_FILES has no SmolLM")
-    _, tokenizer = real(paths[0], tmp_path / "hf")
+    _, tokenizer = real(gguf_file(SMOL), tmp_path / "hf")
     tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode("x =  3"))
     assert tokens == ["x", "Ġ=", "ĠĠ", "3"]
