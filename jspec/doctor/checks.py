@@ -39,14 +39,15 @@ def compared_tokenizers(ours: Tokenizer | None, theirs: Tokenizer | None) -> Ite
         whose = "target" if ours is None else "draft"
         yield Check("tokenizer", "note", f"the {whose} has no tokenizer to compare")
         return
-    different = [token for token, index in ours.get_vocab().items() if theirs.get_vocab().get(token, index) != index]
+    our_ids, their_ids = ours.get_vocab(), theirs.get_vocab()  # each call makes a dict of all tokens
+    different = [token for token, index in our_ids.items() if their_ids.get(token, index) != index]
     if different:
         token = different[0]
         yield Check(
             "tokenizer",
             "wrong",
             f"{len(different)} tokens have other ids in the draft's tokenizer, for instance {token!r}: "
-            f"{ours.get_vocab()[token]} for the target and {theirs.get_vocab()[token]} for the draft",
+            f"{our_ids[token]} for the target and {their_ids[token]} for the draft",
         )
     else:
         yield Check("tokenizer", "ok", "every token of the target that the draft knows has the same id")
