@@ -73,7 +73,7 @@ def few_tokens_matmul_kernel(
         words = lax.bitcast_convert_type(weight.scale.reshape(outputs, -1, 4), jnp.int32)
         weight = dataclasses.replace(weight, scale=words)
     if weight.form is not None and weight.form.rounds_products and (weight.form.levels or not interpret):
-        weight = scale_words(weight, tiling.inputs)
+        weight = scale_words(weight, tiling.inputs)  # interpreters read numbers one by one
     if not (weight.is_plain or weight.per_channel):
         assert tiling.inputs == BLOCK or (weight.packed and tiling.inputs % BLOCK == 0), tiling
         assert BLOCK % tiling.outputs == 0, tiling

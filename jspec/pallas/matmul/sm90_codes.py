@@ -41,7 +41,7 @@ def load_codes(weight, first: int, parts: Sequence[Any], scales: CopyScales):
       weight: a ref in shared memory, uint8 or int8 ``[outputs, bytes]``, of a multiple of 64 outputs; of four and eight
         bits with ``transforms``.
       first: the first of the inputs of a copy, a multiple of 64.
-      parts: what the copy has of each line, ``prepared``; for levels with ``level_factors`` in front.
+      parts: what the copy has of each line, as ``CopyScales.prepared`` has it.
       scales: says how.
     """
     form, groups = scales.form, scales.groups_of(first)

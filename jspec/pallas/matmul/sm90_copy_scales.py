@@ -33,7 +33,7 @@ from jspec.quantization.weight import Weight
 
 INTEGER = 128.0  # what is added to integers of eight bits to make bytes of them
 _THREADS = 4  # that have the same line
-_WORD = 4  # bytes
+_WORD = 4  # bytes, and integers of levels
 
 
 class CopyScales(NamedTuple):
@@ -61,9 +61,11 @@ class CopyScales(NamedTuple):
 
     @property
     def words(self) -> int:
-        """How many words the numbers of a copy are; 0 if they are none that are whole."""
-        words, rest = divmod(self.groups * self.numbers * jnp.dtype(self.form.scale).itemsize, _WORD)
-        return 0 if rest or not self.form.group else words
+        """How many words the numbers of a copy are; 0 if threads cannot share them: they are no whole words, or pairs of
+        words."""
+        size = jnp.dtype(self.form.scale).itemsize
+        words, rest = divmod(self.groups * self.numbers * size, _WORD)
+        return 0 if rest or not self.form.group or self.numbers * size > _WORD else words
 
     @property
     def groups_of_super(self) -> int:
@@ -113,18 +115,21 @@ class CopyScales(NamedTuple):
         return of_group
 
     def prepared(self, words: list[Any]) -> list[Any]:
-        """In a kernel: words of numbers that are not levels, which become bfloat16 times ``first_factors``: both halves, or
-        the number twice."""
+        """In a kernel: what all inputs of a copy need of its words. Numbers become bfloat16 times ``first_factors``, both
+        halves of a word or a float32 twice; of levels the first word becomes ``level_factors``."""
+        if self.form.levels:
+            return [*level_factors(words[0], self.form), *words[1:]]
+        if not self.in_words:
+            return words
         by = first_factors(self.form)
 
         def of_word(word) -> list[Any]:
             if self.form.scale == "float32":
-                assert len(by) == 1, self.form.name  # words alternate else
                 return [twice_in_word(_float_of(word, "float32"), by[0])]
             low, high = (_scaled(_float_of(word, self.form.scale, half), by[half % len(by)]) for half in range(2))
             return [llvm.inline_asm(word.type, [high, low], "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f")]
 
-        return [per_line(of_word, word)[0] for word in words] if self.in_words and not self.form.levels else words
+        return [per_line(of_word, word)[0] for word in words]
 
 
 def first_factors(form: Format) -> tuple[float, ...]:
@@ -170,8 +175,7 @@ def scale_words(weight: Weight, inputs: int) -> Weight:
     if form.levels:
         return dataclasses.replace(weight, scale=lax.bitcast_convert_type(weight.scale, jnp.int32))
     line = weight.scale.size // weight.shape[0] * weight.scale.dtype.itemsize
-    two = form.scale == "float32" and (form.zeros or form.offsets)
-    if not CopyScales(form, inputs, True).words or line % _WORD or two:
+    if not CopyScales(form, inputs, True).words or line % _WORD:
         return weight
     scale = weight.scale.reshape(weight.shape[0], line // _WORD, -1)
     words = lax.bitcast_convert_type(scale, jnp.int32).reshape(scale.shape[:2])

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jspec.pallas.matmul.sm90_codes import load_codes
-from jspec.pallas.matmul.sm90_copy_scales import CopyScales, level_factors, load_words
+from jspec.pallas.matmul.sm90_copy_scales import CopyScales, load_words
 from jspec.pallas.matmul.sm90_registers import (
     MULTIPLIED,
     PER_LINE,
@@ -190,9 +190,7 @@ class CodeScales(ScalesOfNumbers):
         return [self._load(self.weight.scale, super_, 0), *load_words(integers, copies.places)]
 
     def prepared(self, scales: list[Any]) -> list[Any]:
-        return (
-            [*level_factors(scales[0], self.form), *scales[1:]] if self.form.levels else self._copies.prepared(scales)
-        )
+        return self._copies.prepared(scales)
 
     def load_numbers(self, weight, first: int, scales):
         return load_codes(weight, first, scales, self._copies)

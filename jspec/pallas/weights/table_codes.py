@@ -88,16 +88,13 @@ def word_of(table: Table, in_operands: bool = False) -> str:
     """Instructions that make four pairs of $4, a word of ``jspec.quantization.codes``, each of four bits and those 16 bits
     above: their numbers times a scale. $5 and what follows is ``factors_of`` times the scale of the first two pairs, and
     what follows these that of the others. If ``in_operands``, ``words_of`` the table come between."""
-    names = list(words_of(table)) if in_operands else []
+    first = 5 + len(words_of(table)) * in_operands
     count, both = len(factors_of(table)), []
     for i, bytes_of in ((0, "0x4420"), (2, "0x4431")):
-        by = [(f"${5 + len(names) + i // 2 * count + j}",) * 2 for j in (0, count - 1)]
+        by = [(f"${first + i // 2 * count + j}",) * 2 for j in (0, count - 1)]
         looked_up = _looked_up(table, (f"${i}", f"${i + 1}"), ("0x6240", "0x7351"), *by)
         both.append(f"prmt.b32 digits, $4, 0, {bytes_of}; {looked_up}")
-    text = _with_table(table, " ".join(both))
-    for i, name in enumerate(names):
-        text = text.replace(f"mov.b32 {name}, 0x{words_of(table)[name]:08X};", f"mov.b32 {name}, ${5 + i};")
-    return text
+    return _with_table(table, " ".join(both), operand=5 if in_operands else None)
 
 
 def _looked_up(
@@ -130,10 +127,14 @@ def words_of(table: Table) -> dict[str, int]:
     }
 
 
-def _with_table(table: Table, instructions: str) -> str:
-    """``instructions`` after those that put the table into registers, and ``factors_of`` it for numbers without a scale."""
+def _with_table(table: Table, instructions: str, operand: int | None = None) -> str:
+    """``instructions`` after those that put the table into registers, from operands if the first of them is given, and
+    ``factors_of`` it for numbers without a scale."""
     words = words_of(table)
-    moves = " ".join(f"mov.b32 {name}, 0x{word:08X};" for name, word in words.items())
+    moves = " ".join(
+        f"mov.b32 {name}, {f'0x{word:08X}' if operand is None else f'${operand + i}'};"
+        for i, (name, word) in enumerate(words.items())
+    )
     by = dict(zip(("factor", "added"), map(twice, factors_of(table, scaled=False)), strict=False))
     moves += "".join(f" mov.b32 {name}, {number};" for name, number in by.items())
     names = ", ".join((*words, "digits", "part", "low", "high", *by))
