@@ -17,7 +17,7 @@ import numpy as np
 import jspec
 from benchmarks.real.questions import questions
 
-AT_ONCE = 1024  # questions
+AT_ONCE = 4096  # questions
 HELD_OUT = 50  # of so many conversations, one is held out
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     with jspec.load(args.target, dtype=args.dtype, max_batch=args.rows, max_len=args.new + 128).warmup() as llm:
         print(f"ready in {time.perf_counter() - began:.0f} s", flush=True)
         for turn in itertools.count():
-            some = list(itertools.islice(asked, min(AT_ONCE, 4 * args.rows)))
+            some = list(itertools.islice(asked, min(AT_ONCE, 8 * args.rows)))
             params = [
                 jspec.SamplingParams(temperature=0.0 if i % 3 == 0 else 1.0, max_tokens=args.new)
                 for i in range(len(some))
@@ -49,7 +49,7 @@ def main() -> None:
             if count >= args.tokens or passed >= args.seconds:
                 break
     parts = {"held_out": kept[::HELD_OUT], "train": [one for i, one in enumerate(kept) if i % HELD_OUT]}
-    np.savez(args.out, **{name: np.array(list(itertools.chain(*of)), np.int32) for name, of in parts.items()})
+    np.savez_compressed(args.out, **{name: np.array(list(itertools.chain(*of)), np.int32) for name, of in parts.items()})
 
 
 if __name__ == "__main__":
