@@ -41,7 +41,7 @@ def documents() -> dict[pathlib.Path, str]:
     edited = [editing.markdown(one) for one in results.read_all("editing")[-1:]]
     written[PAGES / "drafters.md"] = "\n".join([drafters.markdown(comparison()), *edited])
     if real := real_models_page.pairs_of(results.read_all("real_models")):
-        written[PAGES / "real-models.md"] = real_models_page.markdown(real)
+        written[PAGES / "real-models.md"] = real_models_page.markdown(real, results.read_all("greedy"))
     for method, costs in costs_by_method().items():
         written[PAGES / f"efficiency-{method}.md"] = efficiency.markdown(costs)
         written[PAGES / f"efficiency-{method}.json"] = json.dumps(costs.table, indent=1) + "\n"

@@ -49,7 +49,9 @@ def main() -> None:
             if count >= args.tokens or passed >= args.seconds:
                 break
     parts = {"held_out": kept[::HELD_OUT], "train": [one for i, one in enumerate(kept) if i % HELD_OUT]}
-    np.savez_compressed(args.out, **{name: np.array(list(itertools.chain(*of)), np.int32) for name, of in parts.items()})
+    np.savez_compressed(
+        args.out, **{name: np.array(list(itertools.chain(*of)), np.int32) for name, of in parts.items()}
+    )
 
 
 if __name__ == "__main__":

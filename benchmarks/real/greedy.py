@@ -3,15 +3,19 @@
     python -m benchmarks.real.greedy path/to/target path/to/draft              # 20 prompts, 64 tokens each
     python -m benchmarks.real.greedy path/to/target path/to/draft --prompts 3  # fewer
 
-It counts answers that are equal token for token. Where one is not, it prints the token at which they part and by how much
-transformers' own logits of both tokens differ there: equal within rounding, or wrong."""
+It counts answers that are equal token for token, and writes how many into benchmarks/results/ or ``--json``. Where one is
+not, it prints the token at which they part and by how much transformers' own logits of both tokens differ there: equal
+within rounding, or wrong."""
 
 import argparse
+import pathlib
 import sys
 from collections.abc import Sequence
 
 import jspec
 from benchmarks.real.prompts import prompts
+from benchmarks.real.real_models import name_of
+from benchmarks.report import results
 
 
 def of_transformers(target: str, asked: Sequence[Sequence[int]], new: int):
@@ -46,7 +50,10 @@ def main() -> int:
     parser.add_argument("draft")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     args = parser.parse_args()
+    names = {"target": name_of(args.target), "draft": name_of(args.draft)}
+    result = results.begin("greedy", names | {"prompts": args.prompts, "new": args.new, "smoke": False})
     asked, answers = [], {}
     params = jspec.SamplingParams(temperature=0, max_tokens=args.new, ignore_eos=True)
     for name, draft in (("plain", None), ("with drafts", args.draft)):
@@ -66,6 +73,8 @@ def main() -> int:
             print(
                 f"prompt {i}, {name}: token {at} is {found[i][at]} and not {wanted[at]}, whose logit is {gap:.2g} higher"
             )
+    result.measured.update(equal)
+    results.write(result, args.json or results.RESULTS / f"greedy-{names['draft']}-{result.day}.json")
     print("; ".join(f"{name}: {count} of {len(asked)} answers are transformers'" for name, count in equal.items()))
     return 0 if set(equal.values()) == {len(asked)} else 1
 

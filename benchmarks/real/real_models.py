@@ -1,15 +1,16 @@
 """A real target with drafts of a real draft model, of lookup or of a head: how many are accepted, and how many tokens a
 second that gives.
 
-    python -m benchmarks.real.real_models path/to/target path/to/draft             # all; ten minutes on an H200
+    python -m benchmarks.real.real_models path/to/target path/to/draft             # all; 25 minutes on an H200
     python -m benchmarks.real.real_models path/to/target path/to/head --only K=5   # some ways
     python -m benchmarks.real.real_models path/to/target path/to/draft --small     # a few tokens, any machine
 
-A *way* is how drafts are made and verified: ``plain``; ``K=1`` to ``K=8`` under ``rejection``; ``K=5, block`` and
-``K=5, match``; ``ngram``; ``K=5, lookup``. Of each way all prompts are answered at once at temperatures 0, 0.7 and 1. The
-tokens of a round (1 without drafts) and the share of rounds that accept each draft are counted by kind of prompt, with a
-standard error by leaving out one prompt after another. Then 1, 16 and 64 requests at a time get as many tokens each, at
-temperature 0 and 1, of which the tokens a second are the mean of three runs, prompts included, with its standard error.
+A *way* is how drafts are made and verified: ``plain``; ``K=1`` to ``K=8`` and ``K=auto`` under ``rejection``;
+``K=5, block`` and ``K=5, match``; ``ngram``; ``K=5, lookup``. Of each way all prompts are answered at once at temperatures
+0, 0.7 and 1. The tokens of a round (1 without drafts) and the share of rounds that accept each draft are counted by kind of
+prompt, with a standard error by leaving out one prompt after another. Then 1, 16 and 64 requests at a time get as many
+tokens each, at temperature 0 and 1, of which the tokens a second are the mean of three runs, prompts included, with its
+standard error.
 
 The result is written after each way into benchmarks/results/ or ``--json``, and ``python -m benchmarks.tables`` makes
 docs/results/real-models.md of it."""
@@ -29,6 +30,7 @@ import jspec
 from benchmarks.real.prompts import KINDS, Prompt, prompts
 from benchmarks.report import results
 from jspec.outputs import Stats, total_stats
+from jspec.train.run import HEAD_FOLDER
 
 TEMPERATURES, TIMED_TEMPERATURES, ROWS, REPEATS = (0.0, 0.7, 1.0), (0.0, 1.0), (1, 16, 64), 3
 NEW = 128  # tokens of an answer
@@ -40,6 +42,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "K=5, match": {"num_draft_tokens": 5, "verify": "match"},
     "ngram": {"draft": "ngram", "num_draft_tokens": 5},
     "K=5, lookup": {"num_draft_tokens": 5, "lookup": True},
+    "K=auto": {"num_draft_tokens": "auto"},
 }
 
 
@@ -49,6 +52,12 @@ def load(target: str, draft: str, way: str, small: bool, dtype: str) -> jspec.LL
     how = dict(WAYS[way] or {})
     drafter = None if WAYS[way] is None else how.pop("draft", draft)
     return jspec.load(target, drafter, dtype=dtype, **size, **how).warmup()
+
+
+def name_of(path: str) -> str:
+    """What tables call a model: its folder, of a head in the folder of its training that one."""
+    at = pathlib.Path(path)
+    return at.parent.name if at.name == HEAD_FOLDER else at.name
 
 
 def answers(llm: jspec.LLM, asked: Sequence[Prompt], new: int, temperature: float, seed: int) -> list[jspec.Result]:
@@ -111,7 +120,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a few tokens of a few prompts")
     args = parser.parse_args()
     asked, new, rows = (prompts(6), 16, (1, 4)) if args.small else (prompts(), NEW, ROWS)
-    names = {"target": pathlib.Path(args.target).name, "draft": pathlib.Path(args.draft).name}
+    names = {"target": name_of(args.target), "draft": name_of(args.draft)}
     result = results.begin(
         "real_models", names | {"dtype": args.dtype, "prompts": len(asked), "new": new, "smoke": args.small}
     )

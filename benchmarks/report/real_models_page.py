@@ -1,4 +1,5 @@
-"""docs/results/real-models.md, of what ``benchmarks.real.real_models`` measured last of each way."""
+"""docs/results/real-models.md, of what ``benchmarks.real.real_models`` measured last of each way, and
+``benchmarks.real.greedy`` of each pair."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,19 @@ from benchmarks.report.markdown import paragraph, table
 READ = """Tokens a round are those that a verify pass of the target gives, its own token included: 1.00 without drafts. What
 stands behind ± is one standard error: of tokens a round over prompts, of tokens a second over three runs. Tokens a
 second are all requests' together, prompts included; in brackets, times those of plain decoding."""
+
+
+FIRST = """## What to do with such a pair
+
+1. Ask whether the two belong together, and what the drafts are worth on your own texts:
+   `jspec doctor --target TARGET --draft DRAFT --prompts FILE` ([the doctor](../guides/doctor.md)).
+2. Choose K by how many requests you serve at a time. One request of a model of this size waits for kernels rather than
+   for weights, so that a pass of a draft model of a third of its size takes more than half as long as one of its own: few
+   drafts, or a trained head, whose passes are one layer. From 16 requests on, let the engine choose
+   (`num_draft_tokens="auto"`, [Drafting](../guides/drafting.md)), which includes drafting nothing. Where answers repeat
+   the prompt, `draft="ngram"` needs no second model.
+3. Train a head from the target's own answers ([a quarter of an hour](../guides/training.md#a-head-in-a-quarter-of-an-hour)),
+   on questions like those that you will get: what it learned of code says little about edits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,21 +53,30 @@ def pairs_of(runs: Sequence[results.Result]) -> list[Pair]:
     return list(by_names.values())
 
 
-def markdown(pairs: Sequence[Pair]) -> str:
-    """The page."""
+def markdown(pairs: Sequence[Pair], greedy: Sequence[results.Result] = ()) -> str:
+    """The page, of pairs and of what was last measured of greedy texts."""
+    plain = {pair.names[0]: pair.ways["plain"]["rates"] for pair in pairs if "plain" in pair.ways}
+    equal = {(run.settings["target"], run.settings["draft"]): run for run in greedy}
+    sections = [_section(pair, plain.get(pair.names[0], {}), equal.get(pair.names)) for pair in pairs]
     head = """Written by `python -m benchmarks.tables` from [`benchmarks/results/`](../../benchmarks/results); the prompts
     are [sixty of our own](../../benchmarks/real/prompts.jsonl), twenty of each kind."""
-    return "\n\n".join(["# Real models", paragraph(head), paragraph(READ), *map(_section, pairs)]) + "\n"
+    return "\n\n".join(["# Real models", paragraph(head), paragraph(READ), FIRST, *sections]) + "\n"
 
 
-def _section(pair: Pair) -> str:
+def _section(pair: Pair, plain: Mapping[str, Any], greedy: results.Result | None) -> str:
     run, (target, draft) = pair.last, pair.names
-    measured = f"""Measured by `{run.current_command}` on {run.device["kind"]}, jax {run.versions["jax"]},
-    {run.settings["dtype"]}, {run.settings["new"]} tokens an answer, on {run.day} (commit {run.code})."""
+    measured = f"""`python -m benchmarks.real.real_models {target} {draft}` on {run.device["kind"]}, jax
+    {run.versions["jax"]}, {run.settings["dtype"]}, {run.settings["new"]} tokens an answer, on {run.day} (commit
+    {run.code})."""
+    if greedy is not None:
+        alone, drafted, of = *greedy.measured.values(), greedy.settings["prompts"]
+        measured += f""" In float32, {alone} of {of} greedy answers of {greedy.settings["new"]} tokens are, token for token,
+        those of transformers on the same card, and {drafted} with drafts (`python -m benchmarks.real.greedy {target}
+        {draft}`)."""
     drafting = {way: figures["accepted"] for way, figures in pair.ways.items() if "accepted" in figures}
     rates = {way: figures["rates"] for way, figures in pair.ways.items()}
     parts = [f"## {target} with {draft}", paragraph(measured), "### Tokens a round", _accepted(drafting)]
-    parts += ["### Which drafts are accepted", _positions(drafting), "### Tokens a second", _rates(rates)]
+    parts += ["### Which drafts are accepted", _positions(drafting), "### Tokens a second", _rates(rates, plain)]
     return "\n\n".join(parts)
 
 
@@ -74,11 +97,11 @@ def _positions(ways: Mapping[str, Any]) -> str:
     return table(["share of rounds", *(f"T = {temperature:g}" for temperature in TEMPERATURES)], rows)
 
 
-def _rates(ways: Mapping[str, Any]) -> str:
+def _rates(ways: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
     keys = [f"{temperature}, {rows}" for temperature in TIMED_TEMPERATURES for rows in ROWS]
     names = [f"{rows} at a time, T = {temperature:g}" for temperature in TIMED_TEMPERATURES for rows in ROWS]
-    plain, rows = ways.get("plain", {}), []
-    for way, figures in ways.items():
+    rows = []
+    for way, figures in sorted(ways.items(), key=lambda item: (item[0] != "plain", item[0])):
         cells = [way]
         for key in keys:
             one = figures.get(key)

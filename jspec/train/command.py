@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser):
     )
     parser.add_argument("--resume", action="store_true", help="continue from the newest state in OUT")
     parser.add_argument(
+        "--start",
+        type=pathlib.Path,
+        metavar="HEAD",
+        help="start from the weights of this draft head, which has the sizes below; default: a new head",
+    )
+    parser.add_argument(
         "--target-name",
         help="name of the target in the head's config.json, in layouts that have it; default: its path, or the name given",
     )
@@ -126,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         seed=args.seed,
         resume=args.resume,
+        start=args.start,
         target_name=args.target_name or (None if folder == pathlib.Path(args.target) else args.target),
         tensor_parallel=1 if args.tensor_parallel_size is None else args.tensor_parallel_size,
         expert_parallel=bool(args.enable_expert_parallel),

@@ -54,6 +54,8 @@ class TrainingRun:
         state are fp32 in both cases.
       seed: seeds the initial weights, the windows and the noise.
       resume: whether to continue from the newest state in ``out``.
+      start: folder of a draft head whose weights the run starts from, of the config that ``method`` and ``sizes`` give. None
+        starts a new head.
       target_name: name or path of the target that is written into the head's config, in the layouts that have a field
         for it. None writes the absolute path of ``target``.
       tensor_parallel: N, number of devices over which the target is sharded (``jspec.load``). Each trains the draft head on
@@ -77,6 +79,7 @@ class TrainingRun:
     dtype: str = "bfloat16"
     seed: int = 0
     resume: bool = False
+    start: pathlib.Path | None = None
     target_name: str | None = None
     tensor_parallel: int = 1
     expert_parallel: bool = False
@@ -117,6 +120,8 @@ def prepare(run: TrainingRun) -> TrainingInputs:
     shards, _ = shards_of(run.tensor_parallel, 1, True, run.expert_parallel)
     require_shards((shards, None), config, None)
     objective = make_objective(run.method, config, run.sizes)
+    if run.start is not None:
+        _require_head(run.start, objective.config)
     length, longest = run.plan.length, config.max_position
     shortest = objective.depths + 2  # a window then has a distribution to compare with at every depth
     require(shortest <= length <= longest, "length", length, f"in {shortest}..{longest}, the target's positions")
@@ -125,6 +130,19 @@ def prepare(run: TrainingRun) -> TrainingInputs:
     _held_out_windows(corpus, run)  # raises if there are too few
     prompts = given if isinstance(given, int) else token_ids(texts, checkpoint.tokenizer, config, None)
     return TrainingInputs(build_model(config.for_length(length), params, run.dtype, shards), corpus, objective, prompts)
+
+
+def _require_head(start: pathlib.Path, expected: Any):
+    """Raise a ValueError unless a folder holds a draft head of this config."""
+    found = Checkpoint.open(start).config
+    if type(found) is not type(expected):
+        raise ValueError(f"start={str(start)!r}: expected a draft head for method {expected.method!r}")
+    for field in dataclasses.fields(expected):
+        has, wants = (getattr(config, field.name) for config in (found, expected))
+        if has != wants:
+            raise ValueError(
+                f"start={str(start)!r}: its head has {field.name}={has!r}; expected {wants!r}, as the sizes of this run say"
+            )
 
 
 def _require_windows(plan: TrainingPlan, devices: int):
@@ -206,6 +224,9 @@ def initialise(run: TrainingRun, inputs: TrainingInputs) -> tuple[dict, dict, ja
     """Initial fp32 weights, constant parameters, and the key for ``fit``, on every device of the target."""
     weight_key, key = jax.random.split(jax.random.key(run.seed))
     params, constants = initial_params(inputs.objective, inputs.target, inputs.corpus.train, weight_key)
+    if run.start is not None:
+        head = Checkpoint.open(run.start).params("float32")
+        params, constants = ({name: jnp.asarray(head[name]) for name in part} for part in (params, constants))
     return replicate_beside(inputs.target, (params, constants, key))
 
 
@@ -249,6 +270,7 @@ def _settings(run: TrainingRun, inputs: TrainingInputs) -> dict:
         "objective": aims,
         "plan": dataclasses.asdict(run.plan),
         "seed": run.seed,
+        "start": None if run.start is None else str(run.start),
         "dtype": run.dtype,
         "tokens": {name: len(part) for name, part in inputs.corpus._asdict().items()},
     }
