@@ -108,6 +108,7 @@ def xla_matmul(product: Product) -> Any:
 _UNLIMITED = range(sys.maxsize)
 _BF16, _FLOATS = ("bfloat16",), ("bfloat16", "float32")
 _CODES, _EIGHT_BITS = tuple(form.kind for form in KINDS.values() if form.packed), ("int8", "fp8")
+_MOSAIC_CODES = tuple(kind for kind in _CODES if kind != "mxfp4")
 _GROUPS_OF_EIGHT = ("fp8_block", "mxfp8", "int8_groups")
 
 
@@ -175,19 +176,26 @@ _SOME, _MEDIUM = range(2**23, sys.maxsize), range(2**24, 2**26)  # numbers
 _LARGE, _REDUCED = range(2**25, sys.maxsize), range(10_000_001, sys.maxsize)
 
 
-def _few_tokens(name: str, weights: tuple[str, ...], tokens: range = _UNLIMITED, with_bias: bool = True) -> Row:
-    """A row of the kernel for few tokens, which serves any number where there must be one order of sums."""
+def _few_tokens(
+    name: str,
+    weights: tuple[str, ...],
+    tokens: range = _UNLIMITED,
+    with_bias: bool = True,
+    small: bool = False,
+) -> Row:
+    """A row of the kernel for few tokens, which serves any number where there must be one order of sums; or, if ``small``,
+    weights that are too small for every multiprocessor to read, whatever the order."""
     return Row(
         name,
         lambda p: few_tokens_matmul(p.x, p.weight, p.dtype, p.allow_partial_sums),
         activations=_BF16,
         weights=weights,
         tokens=tokens,
-        numbers=_SOME,
+        numbers=_UNLIMITED if small else _SOME,
         hopper=True,
         with_bias=with_bias,
-        divides=lambda p: tiling_of(p.x, p.weight, p.dtype, p.allow_partial_sums, p.one_order),
-        order="chain",
+        divides=lambda p: tiling_of(p.x, p.weight, p.dtype, p.allow_partial_sums, p.one_order or small),
+        order=None if small else "chain",
     )
 
 
@@ -206,7 +214,10 @@ TABLE = (
     ),
     # [28672, 4096] with 1, 16, 80 and 320 tokens: 23, 24, 37 and 123 us on an H200, and of NVFP4 40, 44, 54 and 145. The row
     # that follows took 36, 36, 121 and 447 on an H100, and of NVFP4 51, 51, 131 and 375.
-    _few_tokens("few tokens, codes", weights=tuple(kind for kind in _CODES if kind != "mxfp4")),
+    _few_tokens("few tokens, codes", weights=_MOSAIC_CODES),
+    # The next row divides the inputs among program instances only for up to 32 tokens. Values in ``Q6_K`` ([1024, 4096])
+    # cost rounds of 32 layers some 1 ms with 64 tokens and 1.7 ms with 80, which this kernel should take a fifth of.
+    _few_tokens("few tokens, codes of small weights", weights=_MOSAIC_CODES, tokens=range(33, 321), small=True),
     # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32. MXFP4 is multiplied here,
     # too.
     Row("codes", _weight_only, activations=_BF16, weights=_CODES),
@@ -217,6 +228,7 @@ TABLE = (
     # no whole eights are copied with zeros first.
     _few_tokens("few tokens, FP8 blocks", weights=("fp8_block", "mxfp8")),
     _few_tokens("few tokens, small groups", weights=("int8_groups",)),
+    _few_tokens("few tokens, groups of small weights", weights=_GROUPS_OF_EIGHT, tokens=range(33, 321), small=True),
     # XLA would write the dequantised weight; with many tokens it was not compared.
     Row("groups, eight bits", _weight_only, activations=_BF16, weights=_GROUPS_OF_EIGHT),
     # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.

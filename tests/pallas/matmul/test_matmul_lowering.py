@@ -79,7 +79,7 @@ def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored
 
 
 @pytest.mark.parametrize(
-    ("M", "dtype", "kernels"), [(1, "bfloat16", 1), (80, "bfloat16", 1), (600, "bfloat16", 1), (5, "float32", 0)]
+    ("M", "dtype", "kernels"), [(1, "bfloat16", 1), (32, "bfloat16", 1), (600, "bfloat16", 1), (5, "float32", 0)]
 )
 @pytest.mark.parametrize("stored", ["fp8_block", "mxfp8"])
 def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels, stored):
@@ -115,6 +115,16 @@ def test_few_tokens_have_the_kernel_for_few_bits(M, out, inputs, how, splits, st
     assert mosaic_kernels_of(text) == ["few_tokens_matmul"]
     assert "triton" not in text
     assert (f"tensor<{M}x{splits}x{out}xf32>" in text) == (splits > 1)
+
+
+@pytest.mark.skipif(not few_tokens.LOWERS, reason="jax 0.10 does not lower the kernel")
+@pytest.mark.parametrize("M", [16, 33, 80, 321])
+@pytest.mark.parametrize("stored", ["int4", "int6_16_levels", "fp8_block", "int8_32_float16"])
+def test_several_tokens_have_that_kernel_for_small_weights(M, stored):
+    text = for_cuda(lambda *args: matmul(*args), _weight_only(M, 1024, 4096, stored))
+    several = 33 <= M <= 320
+    assert mosaic_kernels_of(text) == ["few_tokens_matmul"] * several
+    assert kernels_of(text) == ["weight_only_matmul"] * (not several)
 
 
 @pytest.mark.skipif(not few_tokens.LOWERS, reason="jax 0.10 does not lower the kernel")

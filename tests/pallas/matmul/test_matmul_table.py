@@ -47,10 +47,12 @@ class Case(NamedTuple):
 EXAMPLES = {
     "W8A8": Case(5, 4096, 4096, "int8", "int8"),
     "few tokens, codes": Case(5, 4096, 4096, weight="int4"),
+    "few tokens, codes of small weights": Case(64, 1024, 4096, weight="int4"),
     "codes": Case(5, 256, 512, weight="int4"),
     "few tokens, eight bits": Case(16, 4096, 4096, weight="int8"),
     "few tokens, FP8 blocks": Case(5, 4096, 4096, weight="fp8_block"),
     "few tokens, small groups": Case(5, 4096, 4096, weight="int8_32_float16"),
+    "few tokens, groups of small weights": Case(64, 1024, 4096, weight="fp8_block"),
     "groups, eight bits": Case(5, 256, 512, weight="fp8_block"),
     "int8": Case(16, 8200, 4096, weight="int8"),  # no whole tiles of 64 outputs
     "one token, eight bits": Case(1, 64, 128, "float32", "fp8"),
@@ -59,7 +61,7 @@ EXAMPLES = {
     "bf16": Case(5, 4096, 4096),
     "XLA": Case(1000, 64, 64, "float32", "float32"),
 }
-FEW_TOKENS = tuple(f"few tokens, {of}" for of in ("eight bits", "FP8 blocks", "small groups", "codes", "bf16"))
+FEW_TOKENS = tuple(name for name in EXAMPLES if name.startswith("few tokens"))
 HOPPER_ONLY = [row.name for row in TABLE if row.hopper]
 MOSAIC = jax.__version_info__ >= (0, 11)
 
