@@ -16,7 +16,7 @@ from jspec.models import flat_params
 
 V, D = tiny_heads.V, tiny_heads.D
 LAYERS = ModelConfig("Qwen3ForCausalLM", V, D, 96, 2, 4, 2, 16, 128, qk_norm=True)
-DSPARK = BlockConfig(LAYERS, V, D, (1, 2), 4, 5, True, (False, False), "gated", 16, "markov")
+DSPARK = BlockConfig(LAYERS, V, D, (1, 2), 4, 5, True, (False, False), "gated", 64, "markov")
 SIZES = {"conv_taps": 2, "conv_group": 8, "selector_rank": 16, "candidates": 5}
 EXPORTED = {
     "dflash": (BlockConfig(LAYERS, V, D, (1, 2), 4, 5, False, (False, False)), "native"),

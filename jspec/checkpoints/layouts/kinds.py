@@ -21,6 +21,7 @@ from jspec.checkpoints.layouts.quantized import dequantized_head, names_of_weigh
 from jspec.checkpoints.layouts.wrapping import WRAPPER, names_without_prefix, unwrap
 from jspec.checkpoints.quantized.dequantized_layout import Replaced, with_note
 from jspec.checkpoints.quantized.scaled import Scaled
+from jspec.checkpoints.quantized.stored_weights import with_stored_weights
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.registry import METHODS, resolve
 
@@ -91,6 +92,8 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
     layout = with_note(layout, replaced)
+    if replaced.note and layout.config.decoder is not None:  # others are small, and have no format of each map
+        layout = with_stored_weights(layout)
     require_size(layout.config, fields.where)
     warn_of_unread_keys(fields, multimodal=has_text_config(fields))
     if has_code and head_format.needs_target:

@@ -1,10 +1,9 @@
-"""Draft heads whose weights are stored in FP8, NVFP4, MXFP4 or four bits: their weights are dequantised as they are read.
+"""Draft heads whose weights are stored in FP8, NVFP4, MXFP4 or four bits: weights that are dequantised as they are read.
 
-The formats are those of language models (``jspec.checkpoints.quantized``). FP8 weights with a scale for each output
-channel, which language models keep, are dequantised in draft heads, too: ``jspec-convert --quantize`` stores any head in
-eight bits again. What is quantised, and how large a weight is, the tensors in the files say. So this comes before a layout
-is read, and no layout knows of it. Multi-token prediction layers in the formats that language models dequantise are read by
-their own layout, because the files may hold experts in other forms."""
+The formats are those of language models (``jspec.checkpoints.quantized``). What is quantised, and how large a weight is, the
+tensors in the files say. So this comes before a layout is read, and no layout knows of it. ``kinds.recognise`` then has the
+weights of heads with decoder layers as they are stored. Multi-token prediction layers in the formats that language models
+dequantise are read by their own layout, because the files may hold experts in other forms."""
 
 import dataclasses
 import re

@@ -8,8 +8,8 @@ A number of the weight is the FP8 number times the scale of its block, or ``(cod
 features; in NVFP4 and MXFP4 it is the number that a code stands for times the scale of its group. GPTQ may say which group
 each is in (``g_idx``, ``[in]``). Codes and zeros of four bits are int32, eight in one, and in those two uint8, two in one.
 The weight is computed in float32, one tensor at a time. With four bits and scales in float16 or bfloat16 that is exact, as
-it is in MXFP4, and otherwise each number is rounded once. Draft heads may also have FP8 with a scale for each output
-channel, or with one for all (``scaled``).
+it is in MXFP4, and otherwise each number is rounded once. Draft heads whose weights are dequantised may also have FP8 with
+a scale for each output channel, or with one for all (``scaled``).
 
 config.py                how stored weights are quantised, by config.json
 known_keys.py            which keys a ``quantization_config`` may have, for each method

@@ -102,7 +102,7 @@ def with_stored_weights(layout: Layout) -> Layout:
     """``layout`` with weights as they are stored, and their scales; unchanged if none can be kept.
 
     Args:
-      layout: that of a language model or of multi-token prediction layers, with dequantised weights.
+      layout: that of a language model or of a draft head with decoder layers, with dequantised weights.
     """
     found = {name: stored_parts(tensor) for name, tensor in layout.tensors.items() if name in layout.table}
     config, placed, keeps = _kept_params(layout, found)

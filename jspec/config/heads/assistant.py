@@ -74,12 +74,14 @@ class AssistantConfig(LayeredConfig):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        c, kind, names = self.layers, self.quantization, names_of(self.layers.architecture)
+        c, names = self.layers, names_of(self.layers.architecture)
         parameters = [
-            *linear("fuse_in", {"pre_projection": EMBED}, TWICE_TARGET_EMBED, quantization=kind),
+            *linear(
+                "fuse_in", {"pre_projection": EMBED}, TWICE_TARGET_EMBED, quantization=c.quantization_of("fuse_in")
+            ),
             *decoder_layers(c, indices(0, c.num_layers), names=names, prefix="model."),
             *norm("norm", "model.norm", EMBED, kind=c.norm),
-            *linear("fuse_out", {"post_projection": TARGET_EMBED}, EMBED, quantization=kind),
+            *linear("fuse_out", {"post_projection": TARGET_EMBED}, EMBED, quantization=c.quantization_of("fuse_out")),
             matrix("head", "model.embed_tokens.weight", VOCAB, EMBED),
         ]
         if self.clusters is not None:

@@ -47,7 +47,8 @@ class AuxiliaryConfig(LayeredConfig):
     @property
     def output_head(self) -> tuple[Parameter, ...]:
         """The output head, if the head has its own, and the token ids of a reduced vocabulary."""
-        head = linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=self.quantization) if self.own_head else ()
+        kind = self.layers.quantization_of("head")
+        head = linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=kind) if self.own_head else ()
         return (*head, DRAFT_IDS) if self.reduced else head
 
     def with_draft_vocabulary(self, size: int) -> Self:

@@ -147,10 +147,10 @@ class BlockConfig(AuxiliaryConfig):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        c, kind = self.layers, self.quantization
+        c = self.layers
         return (
             *self.embedding,
-            *linear("fuse_in", {"fc": EMBED}, FEATURE, quantization=kind),
+            *linear("fuse_in", {"fc": EMBED}, FEATURE, quantization=c.quantization_of("fuse_in")),
             vector("context_norm.weight", "hidden_norm.weight", EMBED),
             *decoder_layers(c, indices(0, c.num_layers)),
             *self._convolution_parameters,
@@ -165,15 +165,19 @@ class BlockConfig(AuxiliaryConfig):
     def _markov_parameters(self) -> tuple[Parameter, ...]:
         if self.markov is None:
             return ()
-        kind, states = self.quantization, Axis("3Rm", "markov")
+        kind, states = self.layers.quantization_of, Axis("3Rm", "markov")
         cell = {
             "vanilla": (),
-            "gated": linear("markov.gate", {"markov_head.gate_proj": RANK}, GATE, bias=True, quantization=kind),
-            "rnn": linear("markov.cell", {"markov_head.joint_proj": states}, CELL, bias=True, quantization=kind),
+            "gated": linear(
+                "markov.gate", {"markov_head.gate_proj": RANK}, GATE, bias=True, quantization=kind("markov.gate")
+            ),
+            "rnn": linear(
+                "markov.cell", {"markov_head.joint_proj": states}, CELL, bias=True, quantization=kind("markov.cell")
+            ),
         }[self.markov]
         return (
             matrix("markov.embedding", "markov_head.markov_w1.weight", VOCAB, RANK),
-            *linear("markov.out", {"markov_head.markov_w2": DRAFT_VOCAB}, RANK, quantization=kind),
+            *linear("markov.out", {"markov_head.markov_w2": DRAFT_VOCAB}, RANK, quantization=kind("markov.out")),
             *cell,
         )
 

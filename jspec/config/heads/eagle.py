@@ -44,10 +44,12 @@ class EagleConfig(LayeredConfig):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        c, kind = self.layers, self.quantization
+        c = self.layers
         return (
             *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
-            *linear("fuse_in", {"fc": EMBED}, TWICE_EMBED, bias=self.fuse_bias, quantization=kind),
+            *linear(
+                "fuse_in", {"fc": EMBED}, TWICE_EMBED, bias=self.fuse_bias, quantization=c.quantization_of("fuse_in")
+            ),
             *decoder_layers(c, indices(0, 1), attention_norms={}),  # the first layer has no norm before attention
             *decoder_layers(c, indices(1, c.num_layers)),
             *self.reduced_head,

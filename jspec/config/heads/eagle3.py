@@ -115,8 +115,9 @@ class Eagle3Config(AuxiliaryConfig):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        c, kind = self.layers, self.quantization
+        c = self.layers
         norms = {"token_norm": "input_layernorm", "feature_norm": "hidden_norm"}
+        kind = c.quantization_of("fuse_in")
         fuse_in = linear("fuse_in", {"fc": EMBED}, FEATURE, bias=self.fuse_bias, quantization=kind)
         aux = indices(0, self.num_aux_layers if self.norm_each_aux else 0)
         return (

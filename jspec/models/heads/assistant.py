@@ -4,7 +4,6 @@ Draft j of a round reads the embedding of the token before it and a hidden state
 the first draft, and its own for the others. All drafts of a round have the position of the newest committed token."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from flax import nnx
 from jspec.config.heads import AssistantConfig
 from jspec.models.cache_pools import LayerShape
 from jspec.models.decoder_layer import Layer, apply_layer
-from jspec.models.layers import Linear, Norm, looked_up, random_params, times
+from jspec.models.layers import Linear, Norm, linear_maps, looked_up, random_params, times
 from jspec.pallas.matmul import matmul
 
 
@@ -36,8 +35,9 @@ class AssistantHead(nnx.Module):
         self.config = config
         # As transformers (5.24) defines it, a window holds one token more here than in the target.
         seen = dataclasses.replace(c, windows=tuple(None if window is None else window + 1 for window in c.windows))
-        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.fuse_in, self.fuse_out = linear(2 * Dt, c.hidden_size), linear(c.hidden_size, Dt)
+        linear = linear_maps(c, "", dtype=dtype, rngs=rngs)
+        self.fuse_in = linear("fuse_in", 2 * Dt, c.hidden_size)
+        self.fuse_out = linear("fuse_out", c.hidden_size, Dt)
         self.layers = nnx.List([Layer(seen, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         self.norm = Norm(c.hidden_size, c.rms_norm_eps, c.norm, dtype=dtype)
         self.head = random_params(rngs, (c.vocab_size, c.hidden_size), 0.02, dtype=dtype).numbers

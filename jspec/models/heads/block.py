@@ -26,7 +26,7 @@ from jspec.models.heads.dflash2 import CandidateSelector, ConvolvedLayer
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.heads.eagle import LayeredHead, init_embedding
 from jspec.models.kv_cache import PagedView
-from jspec.models.layers import Linear, Norm, looked_up
+from jspec.models.layers import Linear, Norm, linear_maps, looked_up
 from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
@@ -79,10 +79,10 @@ class MarkovHead(nnx.Module):
         V, D, Rm = config.layers.vocab_size, config.layers.hidden_size, config.markov_rank
         self.rank = Rm
         self.embedding = nnx.Param(0.02 * jax.random.normal(rngs.params(), (V, Rm), dtype))
-        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.out = linear(Rm, config.draft_vocab_size)
-        self.gate = linear(D + Rm, Rm, bias=True) if config.markov == "gated" else None
-        self.cell = linear(D + 2 * Rm, 3 * Rm, bias=True) if config.markov == "rnn" else None
+        linear = linear_maps(config.layers, "markov.", dtype=dtype, rngs=rngs)
+        self.out = linear("out", Rm, config.draft_vocab_size)
+        self.gate = linear("gate", D + Rm, Rm, bias=True) if config.markov == "gated" else None
+        self.cell = linear("cell", D + 2 * Rm, 3 * Rm, bias=True) if config.markov == "rnn" else None
 
     def start(self, rows: int) -> jax.Array:
         """The state before the first draft of a block, ``[B, 1, Rm]``."""
@@ -133,13 +133,13 @@ class BlockHead(LayeredHead):
         c, D, Rm, E = config.layers, config.layers.hidden_size, config.markov_rank, config.dimensions["E"]
         self.config = config
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
-        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.fuse_in = linear(E, D)
+        linear = linear_maps(c, "", dtype=dtype, rngs=rngs)
+        self.fuse_in = linear("fuse_in", E, D)
         self.context_norm = Norm(D, c.rms_norm_eps, dtype=dtype)
         layer = functools.partial(ConvolvedLayer, config) if config.is_dflash2 else functools.partial(Layer, c)
         self.layers: Any = nnx.List([layer(i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         self.norm = Norm(D, c.rms_norm_eps, dtype=dtype)
-        self.head = linear(D, config.draft_vocab_size) if config.own_head else None
+        self.head = linear("head", D, config.draft_vocab_size) if config.own_head else None
         self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
         self.markov = MarkovHead(config, dtype=dtype, rngs=rngs) if config.markov is not None else None

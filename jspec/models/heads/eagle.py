@@ -11,7 +11,6 @@ i + 1 reads it where the true feature is not known yet.
 ``Eagle3Head`` has the same methods.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from jspec.config.heads import EagleConfig
 from jspec.models.cache_pools import LayerShape, cache_shape
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import placeholder_ids, rows_of_target, with_draft_tokens
-from jspec.models.layers import Linear, looked_up
+from jspec.models.layers import linear_maps, looked_up
 from jspec.models.w8a8 import with_quantized_inputs
 
 
@@ -65,10 +64,10 @@ class EagleHead(LayeredHead):
         c = config.layers
         self.config = config
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
-        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.fuse_in = linear(2 * c.hidden_size, c.hidden_size, bias=config.fuse_bias)
+        linear = linear_maps(c, "", dtype=dtype, rngs=rngs)
+        self.fuse_in = linear("fuse_in", 2 * c.hidden_size, c.hidden_size, bias=config.fuse_bias)
         self.layers = nnx.List([Layer(c, i, norm=i > 0, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
-        self.head = linear(c.hidden_size, config.dimensions["Vd"]) if config.reduced else None
+        self.head = linear("head", c.hidden_size, config.dimensions["Vd"]) if config.reduced else None
         self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
 

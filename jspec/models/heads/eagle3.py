@@ -5,7 +5,6 @@ Slot i reads token i + 1 and the feature of position i: auxiliary hidden states 
 are those of ``jspec.models.heads.eagle``.
 """
 
-import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from jspec.models.attention import Attention
 from jspec.models.decoder_layer import MLP, Layer, add
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.heads.eagle import LayeredHead, init_embedding, run_layers
-from jspec.models.layers import Linear, Norm
+from jspec.models.layers import Norm, linear_maps
 from jspec.models.w8a8 import with_quantized_inputs
 
 
@@ -64,15 +63,15 @@ class Eagle3Head(LayeredHead):
         Dt, eps = config.target_hidden_size, config.layers.rms_norm_eps
         self.config = config
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
-        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.fuse_in = linear(E, D, bias=config.fuse_bias) if config.num_aux_layers else None
+        linear = linear_maps(c, "", dtype=dtype, rngs=rngs)
+        self.fuse_in = linear("fuse_in", E, D, bias=config.fuse_bias) if config.num_aux_layers else None
         self.fuse_norm = Norm(E, eps, dtype=dtype) if config.norm_before_fuse else None
         aux_layers = range(config.num_aux_layers if config.norm_each_aux else 0)
         self.aux_norms = nnx.List([Norm(Dt, eps, dtype=dtype) for _ in aux_layers])
         rest = [Layer(c, i, dtype=dtype, rngs=rngs) for i in range(1, c.num_layers)]
         self.layers: Any = nnx.List([FusedLayer(config, dtype=dtype, rngs=rngs), *rest])
         self.norm = Norm(D, eps, dtype=dtype) if config.norm_before_head else None
-        self.head = linear(D, config.draft_vocab_size) if config.own_head else None
+        self.head = linear("head", D, config.draft_vocab_size) if config.own_head else None
         self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
         self.mask_hidden = nnx.Param(jnp.zeros(E, dtype)) if config.method == "parallel" else None

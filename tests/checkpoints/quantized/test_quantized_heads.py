@@ -1,9 +1,12 @@
-"""Draft heads of every kind whose weights are stored in eight or four bits: dequantised exactly, with a warning.
+"""Draft heads of every kind whose weights are stored in eight or four bits: kept as they are stored, or dequantised exactly,
+with a warning, where no kernel multiplies by them or the head has no decoder layers.
 
 The cases are generated: every head in every format. The weights that a checkpoint stands for are computed by those who
 packed it (tests/helpers/block_checkpoints.py), and saved beside it in float32."""
 
 import json
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from mixed_checkpoints import groups
 from mtp_checkpoints import with_layers
 from packed_weights import model_optimizer_config, nvfp4, nvfp4_config
 from stored_heads import HEADS, stored_head
-from stored_params import assert_same
+from stored_params import assert_same, assert_stands_for
 from tiers import in_tiers
 from tiny import tiny_checkpoint
 
@@ -65,28 +68,47 @@ FORMATS = {
     "fp8 128": KEPT["qwen"],
     **NVFP4,
     **{name: KINDS[name] for name in ("fp8 compressed", "packed", "gptq", "awq")},
+    "packed 32": KEPT_CODES["packed zeros"]._replace(words="four bits with a scale for each 32 input features"),
+    "gptq 32": KEPT_CODES["gptq"]._replace(words="GPTQ, four bits with a scale for each 32 input features"),
+    "awq 32": KEPT_CODES["awq"]._replace(words="AWQ, four bits with a scale for each 32 input features"),
     "nf4": KEPT_CODES["bitsandbytes nf4"]._replace(words="NF4, four bits with a scale for each block"),
 }
-# Of multi-token prediction layers these are kept as they are stored (test_stored_weights.py).
-KEPT_IN_LAYERS = ("fp8 and nvfp4", "fp8 128", "nf4", *NVFP4)
-EVERY = [(head, name) for head in HEADS for name in FORMATS if head != "mtp" or name not in KEPT_IN_LAYERS]
+NO_KERNEL = ("fp8", "fp8 compressed", "packed", "gptq", "awq")  # blocks and groups of sizes that nobody publishes
+NO_LAYERS = ("mlp", "medusa")
+EVERY = [(head, name) for head in HEADS for name in FORMATS]
 # Each head in one format, and each format of one head at least.
 _PAIRS = max(len(HEADS), len(FORMATS))  # with which each head and each format occurs
 QUICK = [(list(HEADS)[i % len(HEADS)], list(FORMATS)[i % len(FORMATS)]) for i in range(_PAIRS)]
+
+
+def read_exactly(src, wide, **options):
+    """Config and params of a stored head, after a check that they stand for those of the ``wide`` one."""
+    config, params = load_draft(src, "float32", **options)
+    assert_stands_for(params, config, load_draft(wide, "float32", **options)[1])
+    return config, params
 
 
 @pytest.mark.parametrize("case", in_tiers(EVERY, test=QUICK), ids=lambda case: " in ".join(case))
 def test_a_head_is_read_as_the_weights_that_it_stands_for(tmp_path, case):
     head, name = case
     src, wide = stored_head(tmp_path / "head", head, FORMATS[name])
-    with pytest.warns(UserWarning, match="dequantised as they are read") as found:
+    is_kept, is_mixed = head not in NO_LAYERS and name not in NO_KERNEL, name == "fp8 and nvfp4"
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
         loaded = load_draft(src, "float32")
-    [warning] = found
-    assert FORMATS[name].words in str(warning.message)
-    assert_same(loaded, load_draft(wide, "float32"))
-    report = convert(src, tmp_path / "out", dtype="float32", verify="shapes")
+    assert bool(loaded[0].formats) == is_kept
+    if is_kept:
+        assert_stands_for(loaded[1], loaded[0], load_draft(wide, "float32")[1])
+        # Of maps that are read as one and are stored otherwise than each other, some cannot be kept.
+        assert all(is_mixed and "are dequantised" in str(warning.message) for warning in found)
+    else:
+        assert_same(loaded, load_draft(wide, "float32"))
+        [warning] = found
+        assert re.search(f"{re.escape(FORMATS[name].words)}.* dequantised as they are read", str(warning.message))
+    with warnings.catch_warnings(action="ignore" if is_mixed else "error"):
+        report = convert(src, tmp_path / "out", dtype="float32", verify="shapes")
     assert any(FORMATS[name].words in note for note in report.notes)
-    assert_same(load_draft(tmp_path / "out", "float32"), load_draft(wide, "float32"))
+    assert_same(load_draft(tmp_path / "out", "float32"), loaded)
 
 
 def as_array(tensor) -> np.ndarray:
@@ -128,8 +150,7 @@ def test_compressed_tensors_reads_the_same(tmp_path, strategy):
     config = FORMATS["int8"].config if strategy == "int8" else config
     kind = Kind(config, lambda weight: by_compressed_tensors(weight, strategy), "")
     src, wide = stored_head(tmp_path / "head", "eagle3", kind)
-    with pytest.warns(UserWarning, match="dequantised"):
-        assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
+    assert read_exactly(src, wide)[0].formats
 
 
 def test_each_format_is_tried_quickly():
@@ -137,13 +158,24 @@ def test_each_format_is_tried_quickly():
     assert {head for head, _ in QUICK} == set(HEADS)
 
 
-@pytest.mark.parametrize("head", in_tiers(["eagle3", "dflash2"], test=["dflash2"]))
-def test_a_head_in_nvfp4_drafts_beside_its_target(tmp_path, head):
+@pytest.mark.parametrize("head", in_tiers(["eagle3", "dspark", "dflash2"], test=["dflash2"]))
+@pytest.mark.parametrize("name", in_tiers(["nvfp4", "channel", "gptq 32"], test=["nvfp4"]))
+def test_a_stored_head_drafts_as_the_one_that_it_stands_for(tmp_path, head, name):
     target = tiny_checkpoint(tmp_path / "target", num_hidden_layers=8)
-    src, _ = stored_head(tmp_path / "head", head, NVFP4["nvfp4"])
-    with pytest.warns(UserWarning, match="NVFP4"):
-        llm = jspec.load(target, src, num_draft_tokens=3, **SMALL)
-    drafted(llm, [[7, 8, 9] * 3], most=12)
+    found = []
+    for path in stored_head(tmp_path / "head", head, FORMATS[name]):
+        llm = jspec.load(target, path, dtype="float32", num_draft_tokens=3, **SMALL)
+        found.append(drafted(llm, [[7, 8, 9] * 3], most=12))
+    [[stored], [wide]] = found
+    assert stored.stats == wide.stats
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_head_may_be_quantised_otherwise(tmp_path, kind):
+    src, wide = stored_head(tmp_path / "head", "eagle3", NVFP4["nvfp4"])
+    for path in (src, wide):
+        convert(path, tmp_path / f"{path.name}-{kind}", quantize=kind, dtype="bfloat16")
+    assert_same(load_draft(tmp_path / f"head-{kind}"), load_draft(tmp_path / f"head-wide-{kind}"))
 
 
 @pytest.mark.parametrize("name", ["channel", "nvfp4"])
@@ -151,16 +183,17 @@ def test_an_output_head_may_be_stored_so(tmp_path, name):
     kind = FORMATS[name]
     keys = {"quantization_config": {**kind.config, "ignore": []}}
     src, wide = stored_head(tmp_path / "head", "eagle3", kind, keys, more=("lm_head.weight",))
-    with pytest.warns(UserWarning, match="dequantised"):
-        assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
+    config, _ = read_exactly(src, wide)
+    assert config.stored_params().keys() >= {"head.weight", "fuse_in.weight"}
+    target = tiny_checkpoint(tmp_path / "target", num_hidden_layers=8)
+    drafted(jspec.load(target, src, num_draft_tokens=3, **SMALL), [[7, 8, 9] * 3], most=4)
 
 
 def test_heads_that_model_optimizer_describes_beside_config_json(tmp_path):
     src, wide = stored_head(tmp_path / "head", "eagle3", NVFP4["nvfp4 modelopt"], {"quantization_config": None})
     described = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head*"], "kv_cache_quant_algo": None}
     (src / "hf_quant_config.json").write_text(json.dumps({"quantization": described}))
-    with pytest.warns(UserWarning, match="NVFP4"):
-        assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
+    assert read_exactly(src, wide)[0].formats == "nvfp4"
 
 
 def test_prefixes_are_removed_from_names_of_codes(tmp_path):
@@ -170,19 +203,16 @@ def test_prefixes_are_removed_from_names_of_codes(tmp_path):
         return {f"model.{name}": array for name, array in stored.items()}
 
     src, wide = stored_head(tmp_path / "head", "eagle3", NVFP4["nvfp4"], change=prefixed)
-    with pytest.warns(UserWarning, match="NVFP4"):
-        assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
+    assert read_exactly(src, wide)[0].formats == "nvfp4"
 
 
 @pytest.mark.parametrize("name", ["channel", "tensor"])
 def test_multi_token_prediction_layers_of_a_target_that_is_kept(tmp_path, name):
-    """The target stays FP8; its layers for multi-token prediction are dequantised."""
+    """They stay FP8, as it does."""
     wide = with_layers(tmp_path / "wide", "DeepseekV3ForCausalLM")
     src = stored_as(tmp_path / "src", wide, FORMATS[name])
     assert Checkpoint.open(src).target_config.quantization == "fp8"
-    with pytest.warns(UserWarning, match=FORMATS[name].words):
-        drafts = load_draft(src, "float32", mtp=True)
-    assert_same(drafts, load_draft(wide, "float32", mtp=True))
+    assert read_exactly(src, wide, mtp=True)[0].formats == "fp8"
 
 
 def dropped(name):
