@@ -10,9 +10,9 @@ settings differ in where they are and in what they mean:
 | block attention | both ways; causal with ``causal_head``, and in layers with a window | the same | both ways |
 | beside the layers | nothing; DFlash2: see below | Markov and confidence heads | these, copies of embedding and head |
 
-What a DFlash2 head has beside the layers, and in them, ``block_dflash2`` reads. Layer id i means the residual stream after
-layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which
-slot drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it, or
+What a DFlash2 head has beside the layers, and in them, ``block_dflash2`` reads, and ``block_corrections`` what Domino and
+LiLiCorr heads have, which Model Optimizer writes in z-lab's layout; the anchor's slot drafts in a Domino head. Layer id i
+means the residual stream after layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which slot drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it, or
 ``query_zero_predicts_next``, which means the same. Either may be in ``dflash_config`` or at the top, in every layout
 (``jspec.checkpoints.layouts.block_settings``)."""
 
@@ -27,6 +27,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.layouts.aux_layers import OUTPUT_IDS, given_aux_layers
+from jspec.checkpoints.layouts.block_corrections import DOMINO, correction_fields, kind_of, read_correction
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, is_dflash2, read_sizes, size_fields
 from jspec.checkpoints.layouts.block_settings import (
     ANCHOR_KEYS,
@@ -46,7 +47,8 @@ from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, tensor_table
 from jspec.config.heads import EMBEDDING, BlockConfig
 
-CLASSES = ("dflashdraftmodel", "dflash2draftmodel", "dsparkdraftmodel", "qwen3dsparkmodel")  # in lower case
+CLASSES = ("dflash", "dflash2", "dspark", "domino", "lilicorr")
+CLASSES = ("qwen3dsparkmodel", *(f"{kind}draftmodel" for kind in CLASSES))  # in lower case
 TYPE_OF_SPECULATORS = "speculators_model_type"  # in that format alone
 MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
@@ -60,14 +62,17 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     refuse_mask_embedding(folder)
     refuse_gemma(fields)
     settings = Settings.of(fields, DFLASH)
-    anchor_first = said_of_anchor(settings)
+    anchor_first, correction = said_of_anchor(settings), kind_of(fields, settings, tensors)
     if anchor_first is None:
-        anchor_first = "dspark" in architectures(fields) or projector(settings) == "dspark"
+        anchor_first = "dspark" in architectures(fields) or projector(settings) == "dspark" or correction == DOMINO
     layers = _layers(fields, tensors)
     aux_layers = given_aux_layers(settings, options.aux_convention, least=-1)
     if aux_layers is None:
         raise settings.refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
-    own = read_sizes(settings, tensors, layers.hidden_size, None) if is_dflash2(fields, settings, tensors) else {}
+    if correction is not None:
+        own = read_correction(correction, settings, tensors, layers.hidden_size)
+    else:
+        own = read_sizes(settings, tensors, layers.hidden_size, None) if is_dflash2(fields, settings, tensors) else {}
     layout = build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
     _warn_of_unknown_class(fields, layout.label)
     return layout
@@ -92,7 +97,7 @@ def build(
     aux_layers: tuple[int, ...],
     anchor_first: bool,
     causal: tuple[bool, ...],
-    own: Mapping[str, int],
+    own: Mapping[str, Any],
 ) -> Layout:
     """The ``Layout`` of a block drafter.
 
@@ -102,7 +107,7 @@ def build(
       options: of the user.
       layers: the config of the layers.
       aux_layers, anchor_first, causal: as in ``BlockConfig``.
-      own: the fields of ``BlockConfig`` that a DFlash2 head alone has.
+      own: the fields of ``BlockConfig`` that DFlash2, Domino and LiLiCorr heads alone have.
 
     Raises:
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
@@ -131,8 +136,9 @@ def build(
 
 
 def _label(config: BlockConfig) -> str:
-    if config.is_dflash2:
-        return "DFlash2 head"
+    others = (config.is_dflash2, "DFlash2"), (config.domino, "Domino"), (config.lilicorr, "LiLiCorr")
+    if (kind := next((name for has, name in others if has), None)) is not None:
+        return f"{kind} head"
     return {"dflash": "JetSpec head" if all(config.causal) else "DFlash head", "dspark": "DSpark head"}[config.method]
 
 
@@ -199,8 +205,8 @@ def _confidence(top: Fields, tensors: dict[str, Tensor], hidden_size: int, rank:
 def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
     """The config.json: of DeepSpec's layout for heads whose anchor drafts and for DSpark heads, of z-lab's for others.
 
-    DeepSpec's layout has neither causal layers nor windows, nor DFlash2 heads. A head whose first draft is not where the
-    class of its layout has it says so under ``ANCHOR_KEYS``.
+    DeepSpec's layout has neither causal layers nor windows, nor DFlash2, Domino and LiLiCorr heads. A head whose first draft
+    is not where the class of its layout has it says so under ``ANCHOR_KEYS``.
 
     Raises:
       ValueError: neither layout can state ``config``.
@@ -217,15 +223,17 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     anchor: dict[str, bool] = dict.fromkeys(ANCHOR_KEYS, config.anchor_first)
-    if config.is_dflash2 or any(config.causal) or any(windows) or not (config.anchor_first or config.markov):
+    sizes = size_fields(config) | correction_fields(config)
+    if sizes or any(config.causal) or any(windows) or not (config.anchor_first or config.markov):
         every, plain = all(config.causal), tuple(window is not None for window in windows)
         both_ways = {"is_causal": False} if config.is_dflash2 and any(windows) and not any(config.causal) else {}
         stated = every or config.causal == plain or bool(both_ways)
         require(stated, "causal", config.causal, f"True for each layer, or {plain}")
         require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
         dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}
-        own = {DFLASH: dflash | size_fields(config) | (anchor if config.anchor_first else {})}
-        return {"architectures": [CLASS if config.is_dflash2 else "DFlashDraftModel"], **shared, **both_ways, **own}
+        own = {DFLASH: dflash | sizes | (anchor if config.anchor_first else {})}
+        name = CLASS if config.is_dflash2 else "DFlashDraftModel" if config.lilicorr is None else "LiLiCorrDraftModel"
+        return {"architectures": [name], **shared, **both_ways, **own}
     markov = {"markov_head_type": config.markov} if config.markov is not None else {}
     return {
         "architectures": ["Qwen3DSparkModel"],

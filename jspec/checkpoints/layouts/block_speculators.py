@@ -14,8 +14,9 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.layouts import block
 from jspec.checkpoints.layouts.aux_layers import listed_after
+from jspec.checkpoints.layouts.block_corrections import correction_fields, kind_of
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, DEFAULT_CANDIDATES, KIND, is_dflash2, read_sizes, size_fields
-from jspec.checkpoints.layouts.block_settings import ANCHOR_KEYS, DFLASH, refuse_mask_embedding, said_of_anchor
+from jspec.checkpoints.layouts.block_settings import ANCHOR_KEYS, DFLASH, PROJECTOR, refuse_mask_embedding, said_of_anchor
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.layouts.layers import read_layers
@@ -48,6 +49,8 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     settings = Settings.of(fields, DFLASH)
     layers = read_layers(layers_of(fields, tensors), tensors, "layers.0.", bias_key="attention_bias")
     dflash2 = is_dflash2(fields, settings, tensors)
+    if kind_of(fields, settings, tensors) is not None:
+        raise settings.refuse(PROJECTOR, "'dflash', 'dflash2' or 'dspark' in the speculators format")
     if dflash2 and fields.raw.get(TYPE) != KIND:
         raise fields.refuse(TYPE, f"{KIND!r}, because of what its settings or its tensors are")
     slides = fields.flag("sliding_window_non_causal", dflash2)
@@ -78,6 +81,8 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
     slides = any(windows) and not any(config.causal)
     plain = tuple(window is not None and not slides for window in windows)
     require(config.causal == plain, "causal", config.causal, f"{plain} in the speculators format")
+    other = correction_fields(config).get(PROJECTOR)
+    require(other is None, "layout", "speculators", f"'native', because the format has no heads of the kind {other!r}")
     kind = KIND if config.is_dflash2 else config.method
     classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
     dspark = {
