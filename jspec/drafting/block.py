@@ -23,8 +23,8 @@ class Block(CachedHead):
     yet. After a prompt of one token there is no context, and the first round drafts nothing.
 
     A head whose slots see all others was trained for blocks of one size: it always has that many slots, of which a smaller K
-    draws the first. The drafts of a DFlash or JetSpec head do not see each other, as in ``drafting.parallel``. Those of other
-    heads are drawn one after another, each by those before it (``jspec.models.heads.sequential``).
+    draws the first. The drafts of a DFlash or JetSpec head do not see each other, as in ``drafting.parallel``. Those of the
+    others are drawn one after another, each by those before it (``jspec.models.heads.sequential``).
     """
 
     head: BlockHead

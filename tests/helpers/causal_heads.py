@@ -219,25 +219,26 @@ def _of_lattice(head, target, features, hidden, known, text, length, K: int):
     likely = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), tokens, axis=-1)
     rank = jnp.broadcast_to(jnp.arange(k), likely.shape)
     features_of = [likely, jnp.exp(likely), likely - likely[..., :1], rank / max(k - 1, 1), rank == 0]
-    normed = own.feature_norm(jnp.stack([x.astype(jnp.float32) for x in features_of], axis=-1))
+    normed = own.feature_mlp["0"](jnp.stack([x.astype(jnp.float32) for x in features_of], axis=-1))
     silu = lambda x: x / (1 + jnp.exp(-x))  # noqa: E731
     x = head.embed(tokens.reshape(B, -1), target).reshape(B, n, k, -1)
     x = x if own.token_proj is None else own.token_proj(x)
-    x = x + own.pass_hidden_proj(hidden)[:, :, None] + own.feature_out(silu(own.feature_in(normed)))
+    x = x + own.pass_hidden_proj(hidden)[:, :, None] + own.feature_mlp["3"](silu(own.feature_mlp["1"](normed)))
     x = (x + own.slot_embedding[0] + own.rank_embedding[0]).reshape(B, n * k, -1)
     slot = jnp.repeat(jnp.arange(n), k)
     distance = slot[:, None] - slot[None]
-    bias = own.relative_slot_bias[:, distance + n] + (distance == 0) * own.same_slot_bias[:, None, None]
+    bias = own.relative_slot_bias[:, distance + n] + (distance == 0)[None] * own.same_slot_bias[:, None, None]
     seen = jnp.repeat(known, k, axis=1)
     bias = jnp.where(seen[:, None, None], bias[None], -1e30)
     x = jnp.where(seen[..., None], x, 0)  # of which nobody sees anything
     for layer in own.layers:
         q, key, v = (
-            part.reshape(B, n * k, layer.num_heads, -1) for part in jnp.split(layer.qkv(layer.attn_norm(x)), 3, axis=-1)
+            part.reshape(B, n * k, layer.num_heads, -1)
+            for part in jnp.split(layer.attn["in_proj"](layer.attn_norm(x)), 3, axis=-1)
         )
         weights = jax.nn.softmax(jnp.einsum("bqnh,bknh->bnqk", q, key) * q.shape[-1] ** -0.5 + bias, axis=-1)
-        x = x + layer.out(jnp.einsum("bnqk,bknh->bqnh", weights, v).reshape(x.shape))
-        x = x + layer.down(silu(layer.up(layer.mlp_norm(x))))
+        x = x + layer.attn["out_proj"](jnp.einsum("bnqk,bknh->bqnh", weights, v).reshape(x.shape))
+        x = x + layer.mlp["2"](silu(layer.mlp["0"](layer.mlp_norm(x))))
     anchor = own.anchor_norm(own.context_proj(head.fuse(_at(features, length - 2))))
     x, unit = own.output_norm(x), lambda x: x / jnp.maximum(jnp.sqrt(jnp.sum(x * x, -1, keepdims=True)), own.eps)
     factors = silu(own.factor_input_proj(jnp.concatenate([x, jnp.broadcast_to(anchor, x.shape), x * anchor], axis=-1)))

@@ -160,8 +160,8 @@ def test_dspark_agrees_with_its_original(tmp_path, kind):
 
 
 def corrected(folder: Path, case: str, **settings):
-    """A head that Model Optimizer wrote, and the logits of its drafts as a function of the anchor and the drafts before them,
-    ``[4, n] -> [4, n, V]``. A setting replaces one of ``dflash_config``."""
+    """A head that Model Optimizer wrote, and the logits of its drafts as a function of the anchor and the drafts before
+    them, ``[4, n] -> [4, n, V]``. A setting replaces one of ``dflash_config``."""
     file = f"model_optimizer/{case}"
     original, lender = golden(file), Lender(file)
     nested = json.loads(str(original["config_json"]))["dflash_config"] | settings

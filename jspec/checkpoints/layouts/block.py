@@ -11,10 +11,10 @@ settings differ in where they are and in what they mean:
 | beside the layers | nothing; DFlash2: see below | Markov and confidence heads | these, copies of embedding and head |
 
 What a DFlash2 head has beside the layers, and in them, ``block_dflash2`` reads, and ``block_corrections`` what Domino and
-LiLiCorr heads have, which Model Optimizer writes in z-lab's layout; the anchor's slot drafts in a Domino head. Layer id i
-means the residual stream after layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which slot drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it, or
-``query_zero_predicts_next``, which means the same. Either may be in ``dflash_config`` or at the top, in every layout
-(``jspec.checkpoints.layouts.block_settings``)."""
+LiLiCorr heads have, which Model Optimizer writes in z-lab's layout. Layer id i means the residual stream after layer i, so -1
+is the embedding. Nothing in a DFlash head's tensors says which slot drafts first: the class in ``architectures`` decides, or
+that it is a Domino head, unless ``sample_from_anchor`` says it, or ``query_zero_predicts_next``, which means the same. Either
+may be in ``dflash_config`` or at the top, in every layout (``jspec.checkpoints.layouts.block_settings``)."""
 
 import os
 import warnings
@@ -27,7 +27,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.layouts.aux_layers import OUTPUT_IDS, given_aux_layers
-from jspec.checkpoints.layouts.block_corrections import DOMINO, correction_fields, kind_of, read_correction
+from jspec.checkpoints.layouts.block_corrections import DOMINO, kind_of, read_correction, require_exportable
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, is_dflash2, read_sizes, size_fields
 from jspec.checkpoints.layouts.block_settings import (
     ANCHOR_KEYS,
@@ -205,12 +205,13 @@ def _confidence(top: Fields, tensors: dict[str, Tensor], hidden_size: int, rank:
 def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
     """The config.json: of DeepSpec's layout for heads whose anchor drafts and for DSpark heads, of z-lab's for others.
 
-    DeepSpec's layout has neither causal layers nor windows, nor DFlash2, Domino and LiLiCorr heads. A head whose first draft
-    is not where the class of its layout has it says so under ``ANCHOR_KEYS``.
+    DeepSpec's layout has neither causal layers nor windows, nor DFlash2 heads. A head whose first draft is not where the
+    class of its layout has it says so under ``ANCHOR_KEYS``.
 
     Raises:
       ValueError: neither layout can state ``config``.
     """
+    require_exportable(config)
     windows = config.layers.windows
     ids = [k - 1 for k in config.aux_layers]
     shared = {
@@ -223,17 +224,15 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     anchor: dict[str, bool] = dict.fromkeys(ANCHOR_KEYS, config.anchor_first)
-    sizes = size_fields(config) | correction_fields(config)
-    if sizes or any(config.causal) or any(windows) or not (config.anchor_first or config.markov):
+    if config.is_dflash2 or any(config.causal) or any(windows) or not (config.anchor_first or config.markov):
         every, plain = all(config.causal), tuple(window is not None for window in windows)
         both_ways = {"is_causal": False} if config.is_dflash2 and any(windows) and not any(config.causal) else {}
         stated = every or config.causal == plain or bool(both_ways)
         require(stated, "causal", config.causal, f"True for each layer, or {plain}")
         require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
         dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}
-        own = {DFLASH: dflash | sizes | (anchor if config.anchor_first else {})}
-        name = CLASS if config.is_dflash2 else "DFlashDraftModel" if config.lilicorr is None else "LiLiCorrDraftModel"
-        return {"architectures": [name], **shared, **both_ways, **own}
+        own = {DFLASH: dflash | size_fields(config) | (anchor if config.anchor_first else {})}
+        return {"architectures": [CLASS if config.is_dflash2 else "DFlashDraftModel"], **shared, **both_ways, **own}
     markov = {"markov_head_type": config.markov} if config.markov is not None else {}
     return {
         "architectures": ["Qwen3DSparkModel"],

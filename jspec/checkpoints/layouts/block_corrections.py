@@ -1,21 +1,13 @@
 """The settings of Domino and LiLiCorr heads in config.json, as NVIDIA Model Optimizer (0.48) exports them.
 
-Both have the tensors of a DFlash head and others beside them (``jspec.models.heads.domino``, ``jspec.models.heads.lilicorr``),
-whose sizes are in ``dflash_config``:
-
-| key | what it is |
-|---|---|
-| ``projector_type`` | ``domino`` or ``lilicorr`` |
-| ``gru_hidden_dim``, ``emb_dim`` | of Domino: the sizes of its state, and of what state and hidden state are mapped to |
-| ``pure_draft_prefix_len`` | how many drafts it does not correct; 1 if it is not there |
-| ``lilicorr_hidden_size``, ``_num_layers``, ``_num_heads``, ``_mlp_ratio``, ``_factor_dim`` | the sizes of LiLiCorr's layers |
-| ``lilicorr_candidate_topk``, ``_logit_scale``, ``_vector_eps`` | candidates, scale, and the least length of a vector |
-| ``conv_kernel_size``, ``conv_group_size`` | convolutions, which a LiLiCorr head may have: see ``block_dflash2`` |
+Both have the tensors of a DFlash head and others beside them (``jspec.models.heads.domino`` and ``lilicorr``), whose sizes are
+in ``dflash_config``. ``projector_type`` says which it is. A LiLiCorr head may have convolutions, as in ``block_dflash2``.
 """
 
 from collections.abc import Collection
 from typing import Any
 
+from jspec._validation import require
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.layouts.block_dflash2 import BASE, GROUP, TAPS, read_convolutions
@@ -71,16 +63,9 @@ def read_correction(kind: str, settings: Settings, tensors: dict[str, Tensor], h
     return {"lilicorr": own, "candidates": settings.integer(CANDIDATES), **convolutions}
 
 
-def correction_fields(config: BlockConfig) -> dict[str, Any]:
-    """The keys of ``dflash_config`` that ``read_correction`` reads; empty for other heads."""
-    if (domino := config.domino) is not None:
-        sizes = {STATE: domino.state_size, INNER: domino.inner_size, UNCORRECTED: domino.uncorrected}
-        return {PROJECTOR: DOMINO, "shift_label": True, **sizes}
-    if (own := config.lilicorr) is None:
-        return {}
-    sizes = zip(SIZES, (own.hidden_size, own.num_layers, own.num_heads, own.factor_size), strict=True)
-    ratios = (inner / own.hidden_size for inner in (own.inner_size, own.inner_size + 0.5))  # one of which rounds down to it
-    ratio = next(ratio for ratio in ratios if int(own.hidden_size * ratio) == own.inner_size)
-    more = {RATIO: ratio, SCALE: own.scale, EPS: own.eps, CANDIDATES: config.candidates}
-    convolutions = {TAPS: config.conv_taps, GROUP: config.conv_group} if config.convolved else {}
-    return {PROJECTOR: LILICORR, ENABLED: True, **dict(sizes), **more, **convolutions}
+def require_exportable(config: BlockConfig):
+    """Raise a ValueError if the head is one of these two kinds, which no layout here writes."""
+    for kind in (DOMINO, LILICORR):
+        require(
+            getattr(config, kind) is None, kind, getattr(config, kind), "None: such a head is read, and not exported"
+        )

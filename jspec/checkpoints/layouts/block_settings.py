@@ -51,7 +51,7 @@ def said_of_anchor(settings: Settings) -> bool | None:
 
 
 def projector(settings: Settings) -> str | None:
-    """The name of the kind of draft head in SpecForge and Model Optimizer, of ``PROJECTORS``; None if config.json lacks it."""
+    """SpecForge's and Model Optimizer's name for the kind of draft head, of ``PROJECTORS``; None if config.json lacks it."""
     kind = settings.text(PROJECTOR, None)
     if kind not in (None, *PROJECTORS):
         raise settings.refuse(PROJECTOR, f"one of {', '.join(PROJECTORS)}, because no other draft heads are supported")

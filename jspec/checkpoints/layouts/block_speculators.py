@@ -14,9 +14,15 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.layouts import block
 from jspec.checkpoints.layouts.aux_layers import listed_after
-from jspec.checkpoints.layouts.block_corrections import correction_fields, kind_of
+from jspec.checkpoints.layouts.block_corrections import kind_of, require_exportable
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, DEFAULT_CANDIDATES, KIND, is_dflash2, read_sizes, size_fields
-from jspec.checkpoints.layouts.block_settings import ANCHOR_KEYS, DFLASH, PROJECTOR, refuse_mask_embedding, said_of_anchor
+from jspec.checkpoints.layouts.block_settings import (
+    ANCHOR_KEYS,
+    DFLASH,
+    PROJECTOR,
+    refuse_mask_embedding,
+    said_of_anchor,
+)
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.layouts.layers import read_layers
@@ -81,8 +87,7 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
     slides = any(windows) and not any(config.causal)
     plain = tuple(window is not None and not slides for window in windows)
     require(config.causal == plain, "causal", config.causal, f"{plain} in the speculators format")
-    other = correction_fields(config).get(PROJECTOR)
-    require(other is None, "layout", "speculators", f"'native', because the format has no heads of the kind {other!r}")
+    require_exportable(config)
     kind = KIND if config.is_dflash2 else config.method
     classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
     dspark = {

@@ -20,7 +20,7 @@ CONFIDENCES = ("hidden", "markov")
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig(AuxiliaryConfig):
-    """DFlash, DFlash2, JetSpec, DSpark, Domino and LiLiCorr (all of 2026): decoder layers that fill a block of mask tokens in one pass.
+    """DFlash, DFlash2, JetSpec, DSpark, Domino and LiLiCorr (all of 2026): layers that fill a block of mask tokens at once.
 
     The block is the newest committed token, its *anchor*, and mask tokens. Every layer attends to the *context*, the
     target's auxiliary hidden states of the tokens before the anchor, fused into ``[D]``, from which each layer computes
@@ -134,7 +134,7 @@ class BlockConfig(AuxiliaryConfig):
         require(self.anchor_first == first, "anchor_first", self.anchor_first, "False in a LiLiCorr head")
 
     def _require_domino(self, domino: DominoConfig):
-        """Raise a ValueError unless the head has nothing else by which drafts depend on each other, and its anchor drafts."""
+        """Raise a ValueError unless drafts depend on each other by nothing else, and the anchor's slot drafts."""
         for name, expected in (("markov", None), ("lilicorr", None), ("is_dflash2", False), ("anchor_first", True)):
             value = getattr(self, name)
             require(value == expected, name, value, f"{expected} in a Domino head")

@@ -1,15 +1,38 @@
 """What the draft heads Domino and LiLiCorr add to a DFlash head: ``BlockConfig.domino`` and ``BlockConfig.lilicorr``."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 
 from jspec._validation import is_number, require
 from jspec.config.heads.base import require_count
-from jspec.config.param_specs import DRAFT_VOCAB, EMBED, ONCE, Axis, Parameter, indices, linear, norm, vector
+from jspec.config.param_specs import DRAFT_VOCAB, EMBED, ONCE, Axis, Parameter, indices
 
-STATE, INNER, JOINED = Axis("Ds", "gate"), Axis("Di", "gate"), Axis("Dj", "gate")
-WIDTH, WIDE, FACTOR = Axis("Dl", "lattice"), Axis("Fl", "lattice"), Axis("Rf", "lattice")
-HEADS, ONE, FEATURES = Axis("Nl", "lattice"), Axis("1", "one"), Axis("5", "features")
+# Tensors and the sizes of their axes. Where a name ends with a dot there are weight and bias of a linear map.
+_DOMINO = (
+    "prefix_gru.weight_ih_l0:3Ds,D prefix_gru.weight_hh_l0:3Ds,Ds embed_proj.0.weight:Di,Dj embed_proj.2.weight:Vd,Di"
+)
+_LILICORR = """
+    pass_hidden_proj.:Dl,D context_proj.:Dl,D factor_input_proj.:Dl,3Dl out_head.:Rf,Dl in_head.:Rf,Dl anchor_out_head.:Rf,Dl
+    feature_mlp.0.weight:5 feature_mlp.0.bias:5 feature_mlp.1.:Dl,5 feature_mlp.3.:Dl,Dl
+    slot_embedding:1,1,Sl,1,Dl rank_embedding:1,1,1,Cl,Dl relative_slot_bias:Nl,Bl same_slot_bias:Nl
+    layers.{}.attn_norm.weight:Dl layers.{}.attn.in_proj_:3Dl,Dl layers.{}.attn.out_proj.:Dl,Dl
+    layers.{}.mlp_norm.weight:Dl layers.{}.mlp.0.:Fl,Dl layers.{}.mlp.2.:Dl,Fl output_norm.weight:Dl anchor_norm.weight:Dl
+"""
+_PARAMETERS = ("weight_ih_l0", "of_token.weight"), ("weight_hh_l0", "of_state.weight"), ("in_proj_", "in_proj.")
+_PARAMETERS += ("prefix_gru.", ""), ("embed_proj.0", "inner"), ("embed_proj.2", "out")  # after what tensors are called
+
+
+def _declared(
+    tensors: str, owner: str, copies: Sequence[tuple[int, ...]], kind: str | None = None
+) -> Iterator[Parameter]:
+    for tensor, sizes in (row.split(":") for row in tensors.split()):
+        axes = [{"D": EMBED, "Vd": DRAFT_VOCAB}.get(size, Axis(size, owner)) for size in sizes.split(",")]
+        for part, used in (("weight", axes), ("bias", axes[:1])) if tensor[-1] in "._" else (("", axes),):
+            name = functools.reduce(lambda name, pair: name.replace(*pair), _PARAMETERS, f"{owner}.{tensor}{part}")
+            of = copies if "{}" in name else ONCE
+            whole = f"lilicorr.{tensor}{part}" if owner == "lilicorr" else tensor
+            yield Parameter(name, {whole: used[0]}, tuple(used[1:]), of, kind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,27 +54,16 @@ class DominoConfig:
     uncorrected: int
 
     def __post_init__(self):
-        require_count("state_size", self.state_size)
-        require_count("inner_size", self.inner_size)
-        require_count("uncorrected", self.uncorrected, least=0)
+        for name, least in (("state_size", 1), ("inner_size", 1), ("uncorrected", 0)):
+            require_count(name, getattr(self, name), least)
 
     def dimensions(self, hidden_size: int) -> Mapping[str, int]:
         """Sizes of its dimension letters, in a head of this width."""
         return {"Ds": self.state_size, "Di": self.inner_size, "Dj": hidden_size + self.state_size}
 
     def parameters(self, quantization: str | None) -> tuple[Parameter, ...]:
-        """Its parameters, whose linear maps are stored as ``quantization`` says."""
-        gates = Axis("3Ds", "gate")
-
-        def of_cell(name: str, tensor: str, inputs: Axis) -> Parameter:
-            return Parameter(name, {f"prefix_gru.{tensor}": gates}, (inputs,), quantization=quantization)
-
-        return (
-            of_cell("domino.of_token.weight", "weight_ih_l0", EMBED),
-            of_cell("domino.of_state.weight", "weight_hh_l0", STATE),
-            *linear("domino.inner", {"embed_proj.0": INNER}, JOINED, quantization=quantization),
-            *linear("domino.out", {"embed_proj.2": DRAFT_VOCAB}, INNER, quantization=quantization),
-        )
+        """Its parameters, all of which are linear maps and stored as ``quantization`` says."""
+        return tuple(_declared(_DOMINO, "domino", (), quantization))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,41 +101,10 @@ class LiLiCorrConfig:
 
     def dimensions(self, block_size: int, candidates: int) -> Mapping[str, int]:
         """Sizes of its dimension letters, of a block of so many slots with so many candidates each."""
-        of_block = {"Sl": block_size - 1, "Cl": candidates, "Bl": 2 * block_size - 1}
         of_layers = {"Dl": self.hidden_size, "Fl": self.inner_size, "Nl": self.num_heads, "Rf": self.factor_size}
-        return {**of_block, **of_layers}
+        return {**of_layers, "Sl": block_size - 1, "Cl": candidates, "Bl": 2 * block_size - 1}
 
     def parameters(self, model_size: int) -> tuple[Parameter, ...]:
         """Its parameters beside a head of this width. They are never quantised."""
-        layers, thrice = indices(0, self.num_layers), Axis("3Dl", "lattice")
-
-        def of_map(name: str, tensor: str, out: Axis, read: Axis, copies=ONCE) -> tuple[Parameter, ...]:
-            return linear(f"lilicorr.{name}", {f"lilicorr.{tensor}": out}, read, copies, bias=True)
-
-        def table(name: str, *axes: Axis) -> Parameter:
-            return Parameter(f"lilicorr.{name}", {f"lilicorr.{name}": axes[0]}, axes[1:])
-
-        each, joined = "lilicorr.layers.{}.", "lilicorr.layers.{}.attn.in_proj_"
-        return (
-            *(of_map("token_proj", "token_proj", WIDTH, EMBED) if model_size != self.hidden_size else ()),
-            *of_map("pass_hidden_proj", "pass_hidden_proj", WIDTH, EMBED),
-            *norm("lilicorr.feature_norm", "lilicorr.feature_mlp.0", FEATURES, kind="layer"),
-            *of_map("feature_in", "feature_mlp.1", WIDTH, FEATURES),
-            *of_map("feature_out", "feature_mlp.3", WIDTH, WIDTH),
-            table("slot_embedding", ONE, ONE, Axis("Sl", "slots"), ONE, WIDTH),
-            table("rank_embedding", ONE, ONE, ONE, Axis("Cl", "ranks"), WIDTH),
-            table("relative_slot_bias", HEADS, Axis("Bl", "slots")),
-            table("same_slot_bias", HEADS),
-            *of_map("context_proj", "context_proj", WIDTH, EMBED),
-            vector(f"{each}attn_norm.weight", f"{each}attn_norm.weight", WIDTH, layers),
-            Parameter(f"{each}qkv.weight", {f"{joined}weight": thrice}, (WIDTH,), layers),
-            vector(f"{each}qkv.bias", f"{joined}bias", thrice, layers),
-            *of_map("layers.{}.out", "layers.{}.attn.out_proj", WIDTH, WIDTH, layers),
-            vector(f"{each}mlp_norm.weight", f"{each}mlp_norm.weight", WIDTH, layers),
-            *of_map("layers.{}.up", "layers.{}.mlp.0", WIDE, WIDTH, layers),
-            *of_map("layers.{}.down", "layers.{}.mlp.2", WIDTH, WIDE, layers),
-            *norm("lilicorr.output_norm", "lilicorr.output_norm", WIDTH),
-            *norm("lilicorr.anchor_norm", "lilicorr.anchor_norm", WIDTH),
-            *of_map("factor_input_proj", "factor_input_proj", WIDTH, thrice),
-            *(p for name in ("out_head", "in_head", "anchor_out_head") for p in of_map(name, name, FACTOR, WIDTH)),
-        )
+        tensors = _LILICORR + ("token_proj.:Dl,D" if model_size != self.hidden_size else "")
+        return tuple(_declared(tensors, "lilicorr", indices(0, self.num_layers)))

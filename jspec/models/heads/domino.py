@@ -1,16 +1,14 @@
 """What a Domino head (2026) adds to a DFlash head: a recurrence over the drafts of a block, which corrects their logits.
 
-Slot i of the block makes draft i. Let h_i be its hidden state after the final norm, u_i its logits, e_0 the embedding of
-the anchor and e_i that of draft i - 1, by the target's embedding. A gated recurrent unit (Cho et al., 2014) without biases
-reads them one after another, from a state of zeros:
+Slot i makes draft i. Let h_i be its hidden state after the final norm, u_i its logits, e_0 the target's embedding of the
+anchor and e_i that of draft i - 1. A gated recurrent unit (Cho et al., 2014) reads them in order, from a state s of zeros:
 
     r, z = sigmoid(Wr e_i + Ur s), sigmoid(Wz e_i + Uz s)
-    s_i = (1 - z) tanh(Wn e_i + r (Un s)) + z s                      # s is the state before
+    s_i = (1 - z) tanh(Wn e_i + r (Un s)) + z s
 
 and draft i has the logits u_i + O silu(P [h_i, s_i]), but for the first ``DominoConfig.uncorrected``, which have u_i.
 
-Source: nvidia-modelopt 0.48.0rc1, ``HFDominoModel._apply_domino_head``, in which text stands for the drafts. It applies the
-correction in training alone."""
+Source: nvidia-modelopt 0.48.0rc1, ``HFDominoModel._apply_domino_head``, where text stands for the drafts."""
 
 import functools
 
@@ -24,36 +22,31 @@ from jspec.models.layers import Linear
 
 
 class Domino(nnx.Module):
-    """A ``Sequential`` of the recurrence.
-
-    Attributes:
-      of_token, of_state: W and U, of the gates r, z and n in this order: ``[D] -> [3Ds]`` and ``[Ds] -> [3Ds]``.
-      inner: P, ``[D + Ds] -> [Di]``.
-      out: O, ``[Di] -> [Vd]``.
-    """
+    """The recurrence: ``of_token`` is W, ``of_state`` U, of gates r, z and n in this order, ``inner`` P and ``out`` O."""
 
     def __init__(self, config: BlockConfig, *, dtype, rngs: nnx.Rngs):
-        assert config.domino is not None
-        D, self.size, Di = config.layers.hidden_size, config.domino.state_size, config.domino.inner_size
-        self.uncorrected = config.domino.uncorrected
+        D, domino = config.layers.hidden_size, config.domino
+        assert domino is not None
+        self.size, self.uncorrected = domino.state_size, domino.uncorrected
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.of_token, self.of_state = linear(D, 3 * self.size), linear(self.size, 3 * self.size)
-        self.inner, self.out = linear(D + self.size, Di), linear(Di, config.draft_vocab_size)
+        self.inner, self.out = (
+            linear(D + self.size, domino.inner_size),
+            linear(domino.inner_size, config.draft_vocab_size),
+        )
 
     def start(self, slots: Slots):
-        """See ``Sequential``."""
+        """See ``jspec.models.heads.sequential``."""
 
         def read(state, previous, i: int):
-            state, hidden, logits = self._next(slots.embed(previous), state), *(x[:, i : i + 1] for x in slots[:2])
+            tokens, states = (
+                jnp.split(x, 3, axis=-1) for x in (self.of_token(slots.embed(previous)), self.of_state(state))
+            )
+            reset, keep = (jax.nn.sigmoid(x + y) for x, y in zip(tokens[:2], states[:2], strict=True))
+            state = ((1 - keep) * jnp.tanh(tokens[2] + reset * states[2]) + keep * state).astype(state.dtype)
+            hidden, logits = (x[:, i : i + 1] for x in (slots.hidden, slots.logits))
             if i >= self.uncorrected:
-                joined = jnp.concatenate([hidden, state.astype(hidden.dtype)], axis=-1)
-                logits = logits + self.out(jax.nn.silu(self.inner(joined)))
+                logits = logits + self.out(jax.nn.silu(self.inner(jnp.concatenate([hidden, state], axis=-1))))
             return state, logits
 
         return jnp.zeros((len(slots.hidden), 1, self.size), slots.hidden.dtype), read
-
-    def _next(self, embedded, state):
-        """The state ``[B, 1, Ds]`` after one more embedding ``[B, 1, D]``."""
-        tokens, states = (jnp.split(x, 3, axis=-1) for x in (self.of_token(embedded), self.of_state(state)))
-        reset, keep = (jax.nn.sigmoid(x + y) for x, y in zip(tokens[:2], states[:2], strict=True))
-        return (1 - keep) * jnp.tanh(tokens[2] + reset * states[2]) + keep * state

@@ -1,13 +1,9 @@
-"""How a draft of a block depends on those before it: one interface of Markov heads, candidate selectors, Domino and LiLiCorr.
+"""How a draft of a block depends on those before it: the interface of Markov heads, candidate selectors, Domino, LiLiCorr.
 
-The slots of a block are computed in one pass, which sees no draft. A ``Sequential`` then gives the logits of draft i after
-the drafts before it, one after another:
-
-    state, read = head.sequential.start(slots)
-    state, logits = read(state, anchor, 0)          # of draft 0, [B, 1, Vd]
-    state, logits = read(state, drafts[:, :1], 1)   # of draft 1, after draft 0
-
-Drafts are drawn from the softmax of these logits / temperature, so their distribution is known exactly."""
+The slots of a block are computed in one pass, which sees no draft. ``start(slots)`` of such a part gives a state and a
+function ``read(state, previous, i) -> (state, logits [B, 1, Vd])``, in which ``previous``, int32 ``[B, 1]``, is draft i - 1,
+or the anchor for i = 0; it is called for i = 0, 1, .. in this order. Draft i is drawn from the softmax of these logits /
+temperature, so its distribution is known exactly."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -35,25 +31,13 @@ class Slots(NamedTuple):
 
 
 class Sequential(Protocol):
-    """Gives the logits of each draft by the drafts before it.
-
-    Example::
-
-        def after_anchor(sequential: Sequential, slots: Slots, anchor):
-            state, read = sequential.start(slots)
-            return read(state, anchor, 0)[1]
-    """
-
-    def start(self, slots: Slots) -> tuple[Any, Callable[[Any, jax.Array, int], tuple[Any, jax.Array]]]:
-        """The state before draft 0, and a function ``(state, previous, i) -> (state, logits)``.
-
-        ``previous``, int32 ``[B, 1]``, is draft i - 1, or the anchor for i = 0. The logits ``[B, 1, Vd]`` are those of
-        draft i. A function is called for i = 0, 1, .. in this order."""
-        ...
+    def start(self, slots: Slots) -> tuple[Any, Callable[[Any, jax.Array, int], tuple[Any, jax.Array]]]: ...
 
 
 def only_among(tokens, scores, vocab_size: int) -> jax.Array:
     """Logits ``[B, 1, V]`` of candidates: their scores ``[B, 1, k]`` at int32 tokens ``[B, 1, k]``, -inf elsewhere."""
-    row = jnp.arange(len(tokens), dtype=jnp.int32)[:, None]
-    none = jnp.full((len(tokens), vocab_size), -jnp.inf, scores.dtype)
+    row, none = (
+        jnp.arange(len(tokens), dtype=jnp.int32)[:, None],
+        jnp.full((len(tokens), vocab_size), -jnp.inf, scores.dtype),
+    )
     return none.at[row, tokens[:, 0]].set(scores[:, 0])[:, None]
