@@ -101,7 +101,6 @@ class Block(CachedHead):
           anchor: int32 ``[B, 1]``, the newest committed token.
           room: int32 ``[B]``, the largest number of drafts that the row can use.
         """
-        assert self.head.sequential is not None
         state, read = self.head.sequential.start(slots)
         state, first = read(state, anchor, 0)
         return drawing.chain(first, state, read, room, unroll_all=True)[1]

@@ -134,6 +134,7 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "mtp-plain-output-small": MTPConfig(LAYER, norm_output=False, mask_first=True, draft_vocab_size=REDUCED),
     "dspark-int8": HEADS["dspark"].with_quantization("int8"),
     "dflash2-int8": HEADS["dflash2"].with_quantization("int8"),
+    "domino-small": HEADS["domino"].with_draft_vocabulary(REDUCED),
     "domino-int8": HEADS["domino"].with_quantization("int8"),
     "lilicorr-int8": HEADS["lilicorr"].with_quantization("int8"),
     "dflash-small": HEADS["dflash"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),

@@ -11,10 +11,10 @@ settings differ in where they are and in what they mean:
 | beside the layers | nothing; DFlash2: see below | Markov and confidence heads | these, copies of embedding and head |
 
 What a DFlash2 head has beside the layers, and in them, ``block_dflash2`` reads, and ``block_corrections`` what Domino and
-LiLiCorr heads have, which Model Optimizer writes in z-lab's layout. Layer id i means the residual stream after layer i, so -1
-is the embedding. Nothing in a DFlash head's tensors says which slot drafts first: the class in ``architectures`` decides, or
-that it is a Domino head, unless ``sample_from_anchor`` says it, or ``query_zero_predicts_next``, which means the same. Either
-may be in ``dflash_config`` or at the top, in every layout (``jspec.checkpoints.layouts.block_settings``)."""
+LiLiCorr heads have, which Model Optimizer writes in z-lab's layout. Layer id i means the residual stream after layer i, so
+-1 is the embedding. Nothing in a DFlash head's tensors says which slot drafts first: the class in ``architectures`` decides,
+or that it is a Domino head, unless ``sample_from_anchor`` says it, or ``query_zero_predicts_next``, which means the same.
+Either may be in ``dflash_config`` or at the top, in every layout (``jspec.checkpoints.layouts.block_settings``)."""
 
 import os
 import warnings
@@ -27,11 +27,13 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.layouts.aux_layers import OUTPUT_IDS, given_aux_layers
-from jspec.checkpoints.layouts.block_corrections import DOMINO, kind_of, read_correction, require_exportable
+from jspec.checkpoints.layouts.block_corrections import KINDS, read_correction, require_exportable
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, is_dflash2, read_sizes, size_fields
 from jspec.checkpoints.layouts.block_settings import (
     ANCHOR_KEYS,
     DFLASH,
+    PROJECTOR,
+    PROJECTORS,
     causal,
     projector,
     refuse_mask_embedding,
@@ -47,8 +49,7 @@ from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, tensor_table
 from jspec.config.heads import EMBEDDING, BlockConfig
 
-CLASSES = ("dflash", "dflash2", "dspark", "domino", "lilicorr")
-CLASSES = ("qwen3dsparkmodel", *(f"{kind}draftmodel" for kind in CLASSES))  # in lower case
+CLASSES = ("qwen3dsparkmodel", *(f"{kind}draftmodel" for kind in PROJECTORS))  # in lower case
 TYPE_OF_SPECULATORS = "speculators_model_type"  # in that format alone
 MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
@@ -62,17 +63,15 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     refuse_mask_embedding(folder)
     refuse_gemma(fields)
     settings = Settings.of(fields, DFLASH)
-    anchor_first, correction = said_of_anchor(settings), kind_of(fields, settings, tensors)
+    anchor_first, layers = said_of_anchor(settings), _layers(fields, tensors)
+    own = read_correction(fields, settings, tensors, layers.hidden_size)
     if anchor_first is None:
-        anchor_first = "dspark" in architectures(fields) or projector(settings) == "dspark" or correction == DOMINO
-    layers = _layers(fields, tensors)
+        anchor_first = "dspark" in architectures(fields) or projector(settings) == "dspark" or "domino" in own
     aux_layers = given_aux_layers(settings, options.aux_convention, least=-1)
     if aux_layers is None:
         raise settings.refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
-    if correction is not None:
-        own = read_correction(correction, settings, tensors, layers.hidden_size)
-    else:
-        own = read_sizes(settings, tensors, layers.hidden_size, None) if is_dflash2(fields, settings, tensors) else {}
+    if not own and is_dflash2(fields, settings, tensors):
+        own = read_sizes(settings, tensors, layers.hidden_size, None)
     layout = build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
     _warn_of_unknown_class(fields, layout.label)
     return layout
@@ -114,6 +113,8 @@ def build(
     """
     top = settings.objects[-1]
     require_supported(settings, layers.windows, anchor_first)
+    if (kind := projector(settings)) in KINDS and kind not in own:
+        raise settings.refuse(PROJECTOR, "'dflash', 'dflash2' or 'dspark' in the speculators format")
     markov, rank = _markov(settings, tensors)
     config = BlockConfig(
         layers=layers,
@@ -136,9 +137,9 @@ def build(
 
 
 def _label(config: BlockConfig) -> str:
-    others = (config.is_dflash2, "DFlash2"), (config.domino, "Domino"), (config.lilicorr, "LiLiCorr")
-    if (kind := next((name for has, name in others if has), None)) is not None:
-        return f"{kind} head"
+    for has, name in ((config.is_dflash2, "DFlash2"), (config.domino, "Domino"), (config.lilicorr, "LiLiCorr")):
+        if has:
+            return f"{name} head"
     return {"dflash": "JetSpec head" if all(config.causal) else "DFlash head", "dspark": "DSpark head"}[config.method]
 
 

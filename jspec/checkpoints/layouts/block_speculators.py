@@ -14,15 +14,9 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.layouts import block
 from jspec.checkpoints.layouts.aux_layers import listed_after
-from jspec.checkpoints.layouts.block_corrections import kind_of, require_exportable
+from jspec.checkpoints.layouts.block_corrections import require_exportable
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, DEFAULT_CANDIDATES, KIND, is_dflash2, read_sizes, size_fields
-from jspec.checkpoints.layouts.block_settings import (
-    ANCHOR_KEYS,
-    DFLASH,
-    PROJECTOR,
-    refuse_mask_embedding,
-    said_of_anchor,
-)
+from jspec.checkpoints.layouts.block_settings import ANCHOR_KEYS, DFLASH, refuse_mask_embedding, said_of_anchor
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.layouts.layers import read_layers
@@ -55,8 +49,6 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     settings = Settings.of(fields, DFLASH)
     layers = read_layers(layers_of(fields, tensors), tensors, "layers.0.", bias_key="attention_bias")
     dflash2 = is_dflash2(fields, settings, tensors)
-    if kind_of(fields, settings, tensors) is not None:
-        raise settings.refuse(PROJECTOR, "'dflash', 'dflash2' or 'dspark' in the speculators format")
     if dflash2 and fields.raw.get(TYPE) != KIND:
         raise fields.refuse(TYPE, f"{KIND!r}, because of what its settings or its tensors are")
     slides = fields.flag("sliding_window_non_causal", dflash2)

@@ -117,21 +117,19 @@ class BlockConfig(AuxiliaryConfig):
         """Raise a ValueError unless the sizes of convolutions and candidates fit each other and the layers."""
         D, V, Vd, B = self.layers.hidden_size, self.layers.vocab_size, self.draft_vocab_size, self.block_size
         kind, own = ("a DFlash2 head", 1) if self.lilicorr is None else ("a LiLiCorr head", 0)
-        taps = max(own, self.convolved)
+        taps = 1 if own or self.conv_taps or self.conv_group else 0
         for name, size, least, most in (
             ("conv_taps", self.conv_taps, taps, B),
             ("conv_group", self.conv_group, taps, D),
             ("selector_rank", self.selector_rank, own, own * (2**31 - 1)),
             ("candidates", self.candidates, 1, V),
         ):
-            expected = f"an integer in {least}..{most} in {kind}"
-            require(is_int(size) and least <= size <= most, name, size, expected)
-        if self.convolved:
-            require(D % self.conv_group == 0, "conv_group", self.conv_group, f"a divisor of the hidden size, {D}")
+            require(is_int(size) and least <= size <= most, name, size, f"an integer in {least}..{most} in {kind}")
+        divides = not taps or D % self.conv_group == 0
+        require(divides, "conv_group", self.conv_group, f"a divisor of the hidden size, {D}")
         require(self.markov is None, "markov", self.markov, f"None in {kind}, which chooses among candidates")
         require(Vd == V, "draft_vocab_size", Vd, f"{V}: {kind} has the target's whole vocabulary")
-        first = bool(own) and self.anchor_first
-        require(self.anchor_first == first, "anchor_first", self.anchor_first, "False in a LiLiCorr head")
+        require(bool(own) or not self.anchor_first, "anchor_first", self.anchor_first, f"False in {kind}")
 
     def _require_domino(self, domino: DominoConfig):
         """Raise a ValueError unless drafts depend on each other by nothing else, and the anchor's slot drafts."""
@@ -142,14 +140,9 @@ class BlockConfig(AuxiliaryConfig):
         require(fits, "uncorrected", domino.uncorrected, f"below {self.block_size}, the slots of the block")
 
     @property
-    def convolved(self) -> bool:
-        """Whether the layers have convolutions."""
-        return any((self.conv_taps, self.conv_group))
-
-    @property
     def is_dflash2(self) -> bool:
         """Whether the layers have convolutions and a candidate selector chooses the drafts."""
-        return self.lilicorr is None and any((self.convolved, self.selector_rank, self.candidates))
+        return self.lilicorr is None and any((self.conv_taps, self.conv_group, self.selector_rank, self.candidates))
 
     @property
     def method(self) -> str:
@@ -211,7 +204,7 @@ class BlockConfig(AuxiliaryConfig):
     @property
     def _convolution_parameters(self) -> tuple[Parameter, ...]:
         """The convolutions of the layers. They are small and never quantised."""
-        if not self.convolved:
+        if not self.conv_taps:
             return ()
         copies, parameters = indices(0, self.layers.num_layers), []
         for name in ("attention_conv", "mlp_conv"):
@@ -245,11 +238,9 @@ class BlockConfig(AuxiliaryConfig):
     def summary(self) -> str:
         block = f"{'causal ' if all(self.causal) else ''}block of {self.block_size}, {count(self.max_drafts, 'draft')}"
         markov = "" if self.markov is None else f", {self.markov} Markov head of rank {self.markov_rank}"
-        if self.domino is not None:
-            markov = f", Domino states of {self.domino.state_size}"
-        elif self.candidates:
-            convolutions = f", convolutions over {self.conv_taps} slots" if self.convolved else ""
-            scores = "selector of" if self.lilicorr is None else "LiLiCorr scores of"
-            markov = f"{convolutions}, {scores} {self.candidates} candidates"
+        markov += "" if self.domino is None else f", Domino states of {self.domino.state_size}"
+        markov += f", convolutions over {self.conv_taps} slots" if self.conv_taps else ""
+        scores = "selector of" if self.lilicorr is None else "LiLiCorr scores of"
+        markov += f", {scores} {self.candidates} candidates" if self.candidates else ""
         aux = f"auxiliary layers {', '.join(map(str, self.aux_layers))}"
         return f"{count(self.layers.num_layers, 'layer')}, {block}{markov}, {self.vocabulary_summary}, {aux}"

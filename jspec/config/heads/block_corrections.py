@@ -43,10 +43,6 @@ class DominoConfig:
       state_size: Ds, of the recurrent state, which has read the anchor and the drafts so far.
       inner_size: Di, to which state and hidden state are mapped before they become an addend of the logits.
       uncorrected: how many drafts, the first of a block, have the logits of their slots alone.
-
-    Example::
-
-        DominoConfig(state_size=64, inner_size=32, uncorrected=1)
     """
 
     state_size: int
@@ -77,10 +73,6 @@ class LiLiCorrConfig:
       factor_size: Rf, of the vectors whose cosine is a score.
       scale: what a cosine is multiplied by.
       eps: the least length by which such a vector is divided.
-
-    Example::
-
-        LiLiCorrConfig(128, num_layers=2, num_heads=4, inner_size=256, factor_size=32, scale=10.0, eps=1e-6)
     """
 
     hidden_size: int

@@ -28,7 +28,7 @@ from jspec.models.heads.domino import Domino
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.heads.eagle import LayeredHead, init_embedding
 from jspec.models.heads.lilicorr import LiLiCorr
-from jspec.models.heads.sequential import Sequential, Slots
+from jspec.models.heads.sequential import Slots
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import Linear, Norm, looked_up
 from jspec.models.w8a8 import with_quantized_inputs
@@ -69,8 +69,8 @@ class BlockView(PagedView):
 
 
 class MarkovHead(nnx.Module):
-    """A ``Sequential`` of the logits that a DSpark head adds to those of a draft, by the draft before it;
-    ``BlockConfig.markov`` has the kinds.
+    """The logits that a DSpark head adds to those of a draft, by the draft before it; ``BlockConfig.markov`` has the
+    kinds.
 
     Attributes:
       embedding: ``[V, Rm]``, of the draft before.
@@ -89,7 +89,7 @@ class MarkovHead(nnx.Module):
         self.cell = linear(D + 2 * Rm, 3 * Rm, bias=True) if config.markov == "rnn" else None
 
     def start(self, slots: Slots):
-        """See ``Sequential``."""
+        """See ``jspec.models.heads.sequential``."""
 
         def read(state, previous, i: int):
             added, state = self(slots.hidden[:, i : i + 1], previous, state)
@@ -150,7 +150,7 @@ class BlockHead(LayeredHead):
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.fuse_in = linear(E, D)
         self.context_norm = Norm(D, c.rms_norm_eps, dtype=dtype)
-        layer = functools.partial(ConvolvedLayer, config) if config.convolved else functools.partial(Layer, c)
+        layer = functools.partial(ConvolvedLayer, config) if config.conv_taps else functools.partial(Layer, c)
         self.layers: Any = nnx.List([layer(i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         self.norm = Norm(D, c.rms_norm_eps, dtype=dtype)
         self.head = linear(D, config.draft_vocab_size) if config.own_head else None
@@ -165,8 +165,8 @@ class BlockHead(LayeredHead):
         self.confidence = Linear(read, 1, bias=True, dtype=dtype, rngs=rngs) if read else None
 
     @property
-    def sequential(self) -> Sequential | None:
-        """How each draft depends on those before it; None if it does not."""
+    def sequential(self) -> Any:
+        """How each draft depends on those before it, as ``jspec.models.heads.sequential`` says; None if it does not."""
         kinds = self.markov, self.selector, self.domino, self.lilicorr
         return next((kind for kind in kinds if kind is not None), None)
 

@@ -100,7 +100,7 @@ class ConvolvedLayer(Layer):
 
 
 class CandidateSelector(nnx.Module):
-    """A ``Sequential`` that scores the likeliest tokens of a slot by the draft before it.
+    """Scores the likeliest tokens of a slot by the draft before it.
 
     Attributes:
       predecessors: A, ``[V, Rs]``.
@@ -116,7 +116,7 @@ class CandidateSelector(nnx.Module):
         self.project = Linear(D, config.selector_rank, dtype=dtype, rngs=rngs)
 
     def start(self, slots: Slots):
-        """See ``Sequential``. What tokens are candidates depends on no draft."""
+        """See ``jspec.models.heads.sequential``. What tokens are candidates depends on no draft."""
         values, tokens = self.candidates(slots.logits)
 
         def read(state, previous, i: int):

@@ -6,14 +6,14 @@ hidden state after the final norm, of five features (its log-probability l, exp(
 whether it is the first), and of the embeddings of i and c. Layers of attention and MLP over all n k candidates, which see
 each other in both directions, with a bias by the distance of their slots, make x_ic of them.
 
-Let a be a map of the context's feature before the anchor, normed, and z_ic = silu(F [x_ic, a, x_ic * a]). Of maps A, I, O to
-Rf numbers, draft 0 has the score ``scale`` cos(A a, I z_0c) for candidate c, and draft i, after candidate b of slot
+Let a be a map of the context's feature before the anchor, normed, and z_ic = silu(F [x_ic, a, x_ic * a]). Of maps A, I, O
+to Rf numbers, draft 0 has the score ``scale`` cos(A a, I z_0c) for candidate c, and draft i, after candidate b of slot
 j = i - 1, ``scale`` cos(O z_jb, I z_ic). Other tokens have -inf. After a draft that is no candidate of its slot, because a
 grammar or a lookup put it there, the scores are the log-probabilities l. All x_ic are known before a draft is drawn, and
 need the whole block, for any K.
 
-Source: nvidia-modelopt 0.48.0rc1, ``LiLiCorrHead``, and ``HFLiLiCorrModel`` for the distribution: its loss has the softmax of
-the scores. It chooses the likeliest candidate."""
+Source: nvidia-modelopt 0.48.0rc1, ``LiLiCorrHead``, and ``HFLiLiCorrModel`` for the distribution: its loss has the softmax
+of the scores. It chooses the likeliest candidate."""
 
 import functools
 from typing import Any
@@ -111,9 +111,7 @@ class LiLiCorr(nnx.Module):
         x, anchor = self.output_norm(x), self.anchor_norm(self.context_proj(slots.context))
         factors = jnp.concatenate([x, jnp.broadcast_to(anchor, x.shape), x * anchor], axis=-1)
         factors = jax.nn.silu(self.factor_input_proj(factors))
-        outs, ins = (self._unit(head(factors)).reshape(B, n, k, -1) for head in (self.out_head, self.in_head))
-        return self._unit(self.anchor_out_head(anchor)), outs, ins
-
-    def _unit(self, x):
-        x = x.astype(jnp.float32)
-        return x / jnp.maximum(jnp.sqrt(row_sum(x * x)), self.eps)
+        ends = self.anchor_out_head(anchor), self.out_head(factors), self.in_head(factors)
+        anchor, outs, ins = (x.astype(jnp.float32) for x in ends)
+        anchor, outs, ins = (x / jnp.maximum(jnp.sqrt(row_sum(x * x)), self.eps) for x in (anchor, outs, ins))
+        return anchor, outs.reshape(B, n, k, -1), ins.reshape(B, n, k, -1)

@@ -6,7 +6,7 @@ or the anchor for i = 0; it is called for i = 0, 1, .. in this order. Draft i is
 temperature, so its distribution is known exactly."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +28,6 @@ class Slots(NamedTuple):
     known: jax.Array
     context: jax.Array
     embed: Callable[[jax.Array], jax.Array]
-
-
-class Sequential(Protocol):
-    def start(self, slots: Slots) -> tuple[Any, Callable[[Any, jax.Array, int], tuple[Any, jax.Array]]]: ...
 
 
 def only_among(tokens, scores, vocab_size: int) -> jax.Array:
