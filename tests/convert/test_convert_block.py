@@ -232,6 +232,7 @@ CORRECTED_REFUSED = [
     ("lilicorr", {"lilicorr_enabled": False}, {}, "lilicorr_enabled=False: expected true"),
     ("lilicorr", {"lilicorr_logit_scale": None}, {}, "lilicorr_logit_scale is missing"),
     ("lilicorr", {"lilicorr_vector_eps": 0.5}, {}, "eps=0.5: expected a number between 0 and 0.5"),
+    ("lilicorr", {"lilicorr_num_layers": 10**9}, {}, "num_layers=1000000000: expected at most 4096"),
     ("lilicorr", {"lilicorr_num_heads": 5}, {}, "num_heads=5: expected a divisor of the width of the layers, 16"),
     ("lilicorr", {"lilicorr_candidate_topk": 38}, {}, "candidates=38: expected an integer in 1..37 in a LiLiCorr head"),
     ("lilicorr", {"lilicorr_candidate_topk": 3}, {}, "tensor 'lilicorr.rank_embedding'"),

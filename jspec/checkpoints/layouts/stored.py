@@ -46,7 +46,7 @@ def from_json(stored: dict[str, Any], where: str) -> HeadConfig:
         kind = resolve(KINDS[stored["kind"]])
         if values.get("aux_layers") == [] and "aux_layers" not in kind.__dataclass_fields__:
             del values["aux_layers"]  # earlier versions wrote an empty list for methods that read no auxiliary layers
-        config = kind(**{str(name): _value(name, value) for name, value in values.items()})
+        config = kind(**{str(name): _value(str(name), value) for name, value in values.items()})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Refusal(f"{where}: head is damaged ({error}); convert the checkpoint again") from None
     require_size(config, where)
@@ -95,4 +95,4 @@ def _model(values: dict[str, Any]) -> ModelConfig:
 
 def _nested(kind: Callable[..., Any], values: dict[str, Any] | None) -> Any:
     """The ``Rope``, ``Experts`` or ``Latent`` that these were the fields of; None if there was none."""
-    return None if values is None else kind(**{name: _value(name, value) for name, value in values.items()})
+    return None if values is None else kind(**{name: _value(str(name), value) for name, value in values.items()})

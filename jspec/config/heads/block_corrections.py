@@ -86,6 +86,7 @@ class LiLiCorrConfig:
     def __post_init__(self):
         for name in ("hidden_size", "num_layers", "num_heads", "inner_size", "factor_size"):
             require_count(name, getattr(self, name))
+        require(self.num_layers <= 4096, "num_layers", self.num_layers, "at most 4096")
         divides = self.hidden_size % self.num_heads == 0
         require(divides, "num_heads", self.num_heads, f"a divisor of the width of the layers, {self.hidden_size}")
         require(is_number(self.scale) and self.scale > 0, "scale", self.scale, "a number above 0")
