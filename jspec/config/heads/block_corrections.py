@@ -1,38 +1,22 @@
 """What the draft heads Domino and LiLiCorr add to a DFlash head: ``BlockConfig.domino`` and ``BlockConfig.lilicorr``."""
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from jspec._validation import is_number, require
 from jspec.config.heads.base import require_count
 from jspec.config.param_specs import DRAFT_VOCAB, EMBED, ONCE, Axis, Parameter, indices
 
-# Tensors and the sizes of their axes. Where a name ends with a dot there are weight and bias of a linear map.
-_DOMINO = (
-    "prefix_gru.weight_ih_l0:3Ds,D prefix_gru.weight_hh_l0:3Ds,Ds embed_proj.0.weight:Di,Dj embed_proj.2.weight:Vd,Di"
-)
+# The parameters of a LiLiCorr head and the sizes of their axes. A name that ends with a dot stands for weight and bias of a
+# linear map. Tensors have the same names, but for ``in_proj_`` in place of ``in_proj.``.
 _LILICORR = """
     pass_hidden_proj.:Dl,D context_proj.:Dl,D factor_input_proj.:Dl,3Dl out_head.:Rf,Dl in_head.:Rf,Dl anchor_out_head.:Rf,Dl
     feature_mlp.0.weight:5 feature_mlp.0.bias:5 feature_mlp.1.:Dl,5 feature_mlp.3.:Dl,Dl
     slot_embedding:1,1,Sl,1,Dl rank_embedding:1,1,1,Cl,Dl relative_slot_bias:Nl,Bl same_slot_bias:Nl
-    layers.{}.attn_norm.weight:Dl layers.{}.attn.in_proj_:3Dl,Dl layers.{}.attn.out_proj.:Dl,Dl
+    layers.{}.attn_norm.weight:Dl layers.{}.attn.in_proj.:3Dl,Dl layers.{}.attn.out_proj.:Dl,Dl
     layers.{}.mlp_norm.weight:Dl layers.{}.mlp.0.:Fl,Dl layers.{}.mlp.2.:Dl,Fl output_norm.weight:Dl anchor_norm.weight:Dl
 """
-_PARAMETERS = ("weight_ih_l0", "of_token.weight"), ("weight_hh_l0", "of_state.weight"), ("in_proj_", "in_proj.")
-_PARAMETERS += ("prefix_gru.", ""), ("embed_proj.0", "inner"), ("embed_proj.2", "out")  # after what tensors are called
-
-
-def _declared(
-    tensors: str, owner: str, copies: Sequence[tuple[int, ...]], kind: str | None = None
-) -> Iterator[Parameter]:
-    for tensor, sizes in (row.split(":") for row in tensors.split()):
-        axes = [{"D": EMBED, "Vd": DRAFT_VOCAB}.get(size, Axis(size, owner)) for size in sizes.split(",")]
-        for part, used in (("weight", axes), ("bias", axes[:1])) if tensor[-1] in "._" else (("", axes),):
-            name = functools.reduce(lambda name, pair: name.replace(*pair), _PARAMETERS, f"{owner}.{tensor}{part}")
-            of = copies if "{}" in name else ONCE
-            whole = f"lilicorr.{tensor}{part}" if owner == "lilicorr" else tensor
-            yield Parameter(name, {whole: used[0]}, tuple(used[1:]), of, kind)
+_TOKEN_PROJ = "token_proj.:Dl,D"  # where the widths of head and layers differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +43,15 @@ class DominoConfig:
 
     def parameters(self, quantization: str | None) -> tuple[Parameter, ...]:
         """Its parameters, all of which are linear maps and stored as ``quantization`` says."""
-        return tuple(_declared(_DOMINO, "domino", (), quantization))
+        gates, state, inner, joined = (Axis(size, "domino") for size in ("3Ds", "Ds", "Di", "Dj"))
+        maps = (
+            ("of_token", "prefix_gru.weight_ih_l0", gates, EMBED),
+            ("of_state", "prefix_gru.weight_hh_l0", gates, state),
+            ("inner", "embed_proj.0.weight", inner, joined),
+            ("out", "embed_proj.2.weight", DRAFT_VOCAB, inner),
+        )
+        named = ((f"domino.{name}.weight", {tensor: out}, (read,)) for name, tensor, out, read in maps)
+        return tuple(Parameter(*each, quantization=quantization) for each in named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,5 +91,12 @@ class LiLiCorrConfig:
 
     def parameters(self, model_size: int) -> tuple[Parameter, ...]:
         """Its parameters beside a head of this width. They are never quantised."""
-        tensors = _LILICORR + ("token_proj.:Dl,D" if model_size != self.hidden_size else "")
-        return tuple(_declared(tensors, "lilicorr", indices(0, self.num_layers)))
+        declared, layers = [], indices(0, self.num_layers)
+        table = _LILICORR if model_size == self.hidden_size else _LILICORR + _TOKEN_PROJ
+        for name, sizes in (row.split(":") for row in table.split()):
+            axes = [EMBED if size == "D" else Axis(size, "lilicorr") for size in sizes.split(",")]
+            for part, used in (("weight", axes), ("bias", axes[:1])) if name.endswith(".") else (("", axes),):
+                whole, copies = f"lilicorr.{name}{part}", layers if "{}" in name else ONCE
+                tensor = whole.replace(".in_proj.", ".in_proj_")
+                declared.append(Parameter(whole, {tensor: used[0]}, tuple(used[1:]), copies))
+        return tuple(declared)
