@@ -227,15 +227,22 @@ def trained_head(config: HeadConfig, steps: int = 300, depth: int = 3):
     trainable = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     optimizer = optax.adam(1e-2)
     target_leaves, merge_target = flatten(target())
+    kinds = [config]
+    if getattr(config, "lilicorr", None) is not None:  # whose candidates have to become the right ones, too
+        kinds.append(dataclasses.replace(config, lilicorr=None, candidates=0))  # pyright: ignore[reportCallIssue]
 
     def loss(weights, target_leaves, length):
         all_leaves = list(leaves)
         for i, weight in zip(trainable, weights, strict=True):
             all_leaves[i] = weight
-        logits = causal_drafts(config, merge(all_leaves), merge_target(target_leaves), texts, length, depth).logits
+        head, lender = merge(all_leaves), merge_target(target_leaves)
         right = jnp.take_along_axis(texts, length[:, None] + jnp.arange(depth)[None], axis=1)
-        log_q = jnp.take_along_axis(jax.nn.log_softmax(logits), right[..., None], axis=-1)
-        return -jnp.mean(jnp.where(jnp.isfinite(log_q), log_q, 0.0))
+        total = 0.0
+        for kind in kinds:
+            logits = causal_drafts(kind, head, lender, texts, length, depth).logits
+            log_q = jnp.take_along_axis(jax.nn.log_softmax(logits), right[..., None], axis=-1)
+            total -= jnp.mean(jnp.where(jnp.isfinite(log_q), log_q, 0.0))
+        return total
 
     def step(state, key, target_leaves):
         weights, moments = state
