@@ -115,9 +115,15 @@ def test_bad_configs_of_other_heads_are_refused(make, message):
 
 def test_configs_name_their_method():
     methods = [head.method for head in HEADS]
-    assert methods == ["eagle"] * 2 + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"] + ["mlp"] * 3 + [
-        "medusa"
-    ] * 2 + ["dflash", "dspark", "dspark"] + ["dflash"] * 4
+    assert (
+        methods
+        == ["eagle"] * 2
+        + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"]
+        + ["mlp"] * 3
+        + ["medusa"] * 2
+        + ["dflash", "dspark", "dspark"]
+        + ["dflash"] * 4
+    )
 
 
 @pytest.mark.parametrize(

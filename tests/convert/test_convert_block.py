@@ -180,6 +180,14 @@ def test_configs_that_speculators_writes_are_read_without_a_warning(tmp_path):
     same(back, params)
 
 
+def test_what_model_optimizer_adds_to_a_dflash2_head_is_known(tmp_path):
+    config, _, folder = exported(tmp_path / "head", "dflash2", "native")
+    set_keys(folder, within="dflash_config", projector_type="dflash2", block_size=config.block_size, causal=False)
+    assert load_draft(folder)[0] == config
+    with pytest.raises(Refusal, match=": block_size=9: expected 5, as in dflash_config"):
+        load_draft(set_keys(folder, block_size=9))
+
+
 def test_a_dflash2_head_gets_no_draft_vocabulary(tmp_path):
     _, _, folder = exported(tmp_path / "head", "dflash2", "native")
     with pytest.raises(Refusal, match="draft_vocab_size=3: expected 29: a DFlash2 head has the target's whole voc"):

@@ -116,12 +116,14 @@ def build(
     if (kind := projector(settings)) in KINDS and kind not in own:
         raise settings.refuse(PROJECTOR, "'dflash', 'dflash2' or 'dspark' in the speculators format")
     markov, rank = _markov(settings, tensors)
+    size = settings.integer("block_size")
+    top.only("block_size", size, f"as in {DFLASH}")  # Model Optimizer writes that of DFlash2 heads twice
     config = BlockConfig(
         layers=layers,
         draft_vocab_size=_draft_vocab_size(settings, tensors, layers.vocab_size),
         target_hidden_size=_target_size(top, tensors, len(aux_layers)),
         aux_layers=aux_layers,
-        block_size=settings.integer("block_size"),
+        block_size=size,
         mask_token_id=settings.mask_token(layers.vocab_size, options.mask_token_id),
         anchor_first=anchor_first,
         causal=causal,
