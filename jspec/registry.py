@@ -91,7 +91,7 @@ EAGLE3 = DraftMethod(
 )
 DFLASH = DraftMethod(
     name="dflash",
-    help="a DFlash, DFlash2 or JetSpec head: one pass fills a block of mask tokens",
+    help="a DFlash, DFlash2, JetSpec, Domino or LiLiCorr head: one pass fills a block of mask tokens",
     drafter="jspec.drafting.block:Block",
     config="jspec.config.heads.block:BlockConfig",
     module="jspec.models.heads.block:BlockHead",

@@ -143,7 +143,7 @@ def _correct_in_blocks(config: Any, head, target, tokens, features, K: int) -> j
     embedded, cache = head.embed(blocks.reshape(1, -1), target), (None,) * config.layers.num_layers
     hidden, _ = head(head.fuse(features), embedded, view.positions(S), cache, view)
     hidden = hidden.reshape(1, S, n, -1)
-    state = None if head.markov is None else head.markov.start(S).reshape(1, S, -1)
+    state = None if head.markov is None else head.markov.no_state(S).reshape(1, S, -1)
     right = []
     for depth in range(K):
         draft_hidden, previous = hidden[:, :, first + depth], jnp.roll(tokens, -depth)[None]

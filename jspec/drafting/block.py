@@ -1,4 +1,4 @@
-"""Block drafters: DFlash, DFlash2, JetSpec and DSpark. One pass computes the hidden states of all drafts."""
+"""Block drafters: DFlash, DFlash2, JetSpec, DSpark, Domino, LiLiCorr. One pass computes the hidden states of all drafts."""
 
 import dataclasses
 
@@ -10,20 +10,21 @@ from jspec.drafting.drawing import Drawing
 from jspec.drafting.eagle import CachedHead
 from jspec.drafting.window import make_window
 from jspec.models.heads.block import BlockHead, BlockView
+from jspec.models.heads.sequential import Slots
 from jspec.sampling.verify import Proposal
 
 
 @dataclasses.dataclass(frozen=True)
 class Block(CachedHead):
-    """A draft head that fills a block of mask tokens behind the newest token (DFlash, DFlash2, JetSpec and DSpark, 2026).
+    """A draft head that fills a block of mask tokens behind the newest token (DFlash and its successors, 2026).
 
     The pass of a round caches the context of the tokens that the last round committed, whose features the target has
     computed by now, and reads the block behind them. The block begins with the newest committed token, which has no feature
     yet. After a prompt of one token there is no context, and the first round drafts nothing.
 
     A head whose slots see all others was trained for blocks of one size: it always has that many slots, of which a smaller K
-    draws the first. The drafts of a DFlash or JetSpec head do not see each other, as in ``drafting.parallel``. Those of a
-    DSpark head are drawn one after another, and so are those of a DFlash2 head, each among the likeliest tokens of its slot.
+    draws the first. The drafts of a DFlash or JetSpec head do not see each other, as in ``drafting.parallel``. Those of the
+    others are drawn one after another, each by those before it (``jspec.models.heads.sequential``).
     """
 
     head: BlockHead
@@ -41,7 +42,8 @@ class Block(CachedHead):
     def slots(self) -> int:
         """n, the slots of a block. Slots behind the last draft matter only where slots attend to later ones."""
         config = self.head.config
-        return self.first + self.num_draft_tokens if all(config.causal) else config.block_size
+        whole = not all(config.causal) or config.lilicorr is not None
+        return config.block_size if whole else self.first + self.num_draft_tokens
 
     @property
     def slots_beyond(self) -> int:
@@ -56,15 +58,16 @@ class Block(CachedHead):
         # Draft i is made by the slot at anchor + first + i, so the draft head must have that position.
         room = jnp.where(anchor > 0, context.room_within(self.max_position - anchor - self.first), 0)
         hidden, cache = self._read(state, context)
-        hidden = hidden[:, self.first : self.first + K]
-        logits, newest = self.head.draft_logits(hidden, self.target), context.tokens_at(anchor[:, None])
-        if self.head.selector is not None:
-            proposal = self._selected(drawing, hidden, logits, newest, room)
-        elif self.head.markov is not None:
-            proposal = self._sequential(drawing, hidden, logits, newest, room)
-        else:
+        last = self.slots if self.head.config.lilicorr is not None else self.first + K  # the slots that are needed
+        hidden, newest = hidden[:, self.first : last], context.tokens_at(anchor[:, None])
+        logits = self.head.draft_logits(hidden, self.target)
+        if self.head.sequential is None:
             proposal = drawing.at_once(logits, room)
-        return cache, self._with_confidence(proposal, hidden, newest)
+        else:
+            fused, embed = self.head.fuse(context.newest_feature), lambda tokens: self.head.embed(tokens, self.target)
+            slots = Slots(hidden, logits, self._places(context)[1][:, self.first : last], fused, embed)
+            proposal = self._in_sequence(drawing, slots, newest, room)
+        return cache, self._with_confidence(proposal, hidden[:, :K], newest)
 
     def _with_confidence(self, proposal: Proposal, hidden, anchor) -> Proposal:
         """The proposal with the confidence head's output for each draft, from its slot and the draft before it."""
@@ -78,48 +81,26 @@ class Block(CachedHead):
         """The pass: hidden states ``[B, n, D]``, after the final norm, and the cache."""
         config, anchor, n = self.head.config, context.length - 1, self.slots
         window = make_window(context, context.previous - 1, anchor, self.num_draft_tokens, 0, self.max_position)
-        places = anchor[:, None] + jnp.arange(n, dtype=jnp.int32)[None]
-        known = context.live[:, None] & (places < min(self.max_position, context.tokens.shape[1]))
+        places, known = self._places(context)
         positions = jnp.concatenate([window.positions, places], axis=1)
         view = BlockView(context.table, positions, jnp.concatenate([window.valid, known], axis=1), block=n)
         block = jnp.where(places == anchor[:, None], context.tokens_at(places), config.mask_token_id)
         return self.head(self.head.fuse(context.features), self.head.embed(block, self.target), positions, state, view)
 
-    def _sequential(self, drawing: Drawing, hidden, logits, anchor, room) -> Proposal:
-        """Draws in sequence, each conditioned on the one before it.
+    def _places(self, context: Context) -> tuple[jax.Array, jax.Array]:
+        """The positions of the slots, int32 ``[B, n]``, and which of them a row has."""
+        places = context.length[:, None] - 1 + jnp.arange(self.slots, dtype=jnp.int32)[None]
+        return places, context.live[:, None] & (places < min(self.max_position, context.tokens.shape[1]))
+
+    def _in_sequence(self, drawing: Drawing, slots: Slots, anchor, room) -> Proposal:
+        """Draws in sequence, each conditioned on those before it.
 
         Args:
           drawing: how drafts are drawn.
-          hidden: ``[B, K, D]``.
-          logits: ``[B, K, Vd]``, without the Markov head's term.
+          slots: those that draft.
           anchor: int32 ``[B, 1]``, the newest committed token.
           room: int32 ``[B]``, the largest number of drafts that the row can use.
         """
-        markov = self.head.markov
-        assert markov is not None
-
-        def of_slot(state, previous, i):
-            at = lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1, axis=1)  # noqa: E731
-            added, state = markov(at(hidden), previous, state)
-            return state, at(logits) + added
-
-        state, first = of_slot(markov.start(len(hidden)), anchor, 0)
-        return drawing.chain(first, state, of_slot, room, unroll_all=True)[1]
-
-    def _selected(self, drawing: Drawing, hidden, logits, anchor, room) -> Proposal:
-        """Draws in sequence among the candidates of each slot, by the draft before; arguments as of ``_sequential``.
-
-        What tokens are candidates depends on no draft, and any other token has the logit -inf."""
-        selector = self.head.selector
-        assert selector is not None
-        values, tokens = selector.candidates(logits)
-        row = jnp.arange(len(logits), dtype=jnp.int32)[:, None]
-
-        def of_slot(state, previous, i):
-            at = lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1, axis=1)  # noqa: E731
-            scores = selector.scores(at(hidden), previous, at(values), at(tokens))
-            none = jnp.full((len(logits), logits.shape[-1]), -jnp.inf, scores.dtype)
-            return state, none.at[row, at(tokens)[:, 0]].set(scores[:, 0])[:, None]
-
-        _, first = of_slot((), anchor, 0)
-        return drawing.chain(first, (), of_slot, room, unroll_all=True)[1]
+        state, read = self.head.sequential.start(slots)
+        state, first = read(state, anchor, 0)
+        return drawing.chain(first, state, read, room, unroll_all=True)[1]

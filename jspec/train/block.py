@@ -150,7 +150,7 @@ def _markov_reads(head, hidden, previous) -> jax.Array | None:
     if head.markov is None:
         return None
     B, A = previous.shape[1:]
-    reads, state = [], head.markov.start(B * A).reshape(B, A, -1)
+    reads, state = [], head.markov.no_state(B * A).reshape(B, A, -1)
     for slot, token in zip(hidden, previous, strict=True):
         read, state = head.markov.read(slot, token, state)
         reads.append(read)

@@ -179,7 +179,8 @@ def objective_of(config: Any, target: ModelConfig, num_draft_tokens: int) -> Obj
     reasons = {
         "it is a whole language model": made is None,
         f"its weights are stored in {config.formats}": bool(config.formats),
-        "its candidate selector is not trained": getattr(config, "is_dflash2", False),
+        "its candidate selector is not trained": bool(getattr(config, "candidates", 0)),
+        "its recurrence over drafts is not trained": getattr(config, "domino", None) is not None,
         "it has a layer for each draft": config.method == MTP and config.layers.num_layers > 1,
         "it has a part of the target's output head": config.reduced and type(made).known is FullVocabulary.known,
     }

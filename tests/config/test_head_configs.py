@@ -5,7 +5,7 @@ import math
 
 import pytest
 from engines import TARGET
-from head_configs import BLOCK, DFLASH2, EAGLE3, HEADS, ONE_LAYER, REDUCED, D, V
+from head_configs import BLOCK, DFLASH2, EAGLE3, HEADS, LILICORR, ONE_LAYER, REDUCED, D, V
 
 from jspec.config import EngineConfig
 from jspec.config.heads import (
@@ -17,9 +17,12 @@ from jspec.config.heads import (
     PardConfig,
     default_aux_layers,
 )
+from jspec.config.heads.block_corrections import DominoConfig
 from jspec.config.param_specs import Declared
 from jspec.loading.memory_budget import ModelMemory
 from jspec.models import abstract_params
+
+DOMINO = DominoConfig(7, 9, 2)
 
 
 class Plain(Declared):
@@ -112,9 +115,15 @@ def test_bad_configs_of_other_heads_are_refused(make, message):
 
 def test_configs_name_their_method():
     methods = [head.method for head in HEADS]
-    assert methods == ["eagle"] * 2 + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"] + ["mlp"] * 3 + [
-        "medusa"
-    ] * 2 + ["dflash", "dspark", "dspark", "dflash"]
+    assert (
+        methods
+        == ["eagle"] * 2
+        + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"]
+        + ["mlp"] * 3
+        + ["medusa"] * 2
+        + ["dflash", "dspark", "dspark"]
+        + ["dflash"] * 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,6 +145,22 @@ def test_configs_name_their_method():
         ({**DFLASH2, "candidates": V + 1}, rf"candidates={V + 1}: expected an integer in 1..{V}"),
         ({**DFLASH2, "markov": "vanilla", "markov_rank": 3}, "markov='vanilla': expected None in a DFlash2 head"),
         ({**DFLASH2, "draft_vocab_size": 9, "own_head": True}, f"draft_vocab_size=9: expected {V}: a DFlash2 head"),
+        ({**DFLASH2, "lilicorr": LILICORR}, r"selector_rank=6: expected an integer in 0..0 in a LiLiCorr head"),
+        ({"lilicorr": LILICORR}, rf"candidates=0: expected an integer in 1..{V} in a LiLiCorr head"),
+        (
+            {"lilicorr": LILICORR, "candidates": 4, "conv_taps": 2},
+            r"conv_group=0: expected an integer in 1..\d+ in a LiLi",
+        ),
+        (
+            {"lilicorr": LILICORR, "candidates": 4, "anchor_first": True},
+            "anchor_first=True: expected False in a LiLiCorr",
+        ),
+        ({"domino": DOMINO}, "anchor_first=False: expected True in a Domino head"),
+        (
+            {"domino": DOMINO, "anchor_first": True, "markov": "rnn", "markov_rank": 3},
+            "markov='rnn': expected None in a Dom",
+        ),
+        ({"domino": DOMINO, **DFLASH2}, "is_dflash2=True: expected False in a Domino head"),
     ],
 )
 def test_bad_block_configs_are_refused(change, message):

@@ -126,7 +126,7 @@ def test_settings_that_are_not_supported_are_refused(tmp_path, name, place):
     folder = written(tmp_path / "head", name)
     cases = {key: (5, "null" if only is None else f"{only!r}, the one value") for key, only in _FIXED}
     cases |= {
-        "projector_type": ("domino", "'dflash' or 'dspark', because no other draft heads are supported"),
+        "projector_type": ("eagle", "one of dflash, dflash2, dspark, domino, lilicorr, because no other"),
         "shift_label": (not HEADS[name][1].anchor_first, "because the anchor's slot "),
     }
     if name != "speculators":

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from golden_blocks import checkpoint
 from heads import VARIANTS, random_head
 from resaved import resave, set_keys
 from tiny import tiny_checkpoint
@@ -15,6 +16,7 @@ from tiny import tiny_checkpoint
 from convert import convert, load_draft, verifier_of
 from jspec.checkpoints.export import export_draft
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
+from jspec.checkpoints.layouts.block_settings import ANCHOR_KEYS
 from jspec.config.heads import BlockConfig
 from jspec.models import flat_params
 
@@ -23,6 +25,7 @@ BLOCKS = {
     name: config
     for name, config in VARIANTS.items()
     if isinstance(config, BlockConfig) and config.quantization is None  # layouts have no scales
+    if config.domino is None and config.lilicorr is None  # which are read alone
 }
 # The format has no causal layers without windows.
 SPECULATORS = [name for name in BLOCKS if name not in ("jetspec", "dflash2-causal")]
@@ -177,6 +180,14 @@ def test_configs_that_speculators_writes_are_read_without_a_warning(tmp_path):
     same(back, params)
 
 
+def test_what_model_optimizer_adds_to_a_dflash2_head_is_known(tmp_path):
+    config, _, folder = exported(tmp_path / "head", "dflash2", "native")
+    set_keys(folder, within="dflash_config", projector_type="dflash2", block_size=config.block_size, causal=False)
+    assert load_draft(folder)[0] == config
+    with pytest.raises(Refusal, match=": block_size=9: expected 5, as in dflash_config"):
+        load_draft(set_keys(folder, block_size=9))
+
+
 def test_a_dflash2_head_gets_no_draft_vocabulary(tmp_path):
     _, _, folder = exported(tmp_path / "head", "dflash2", "native")
     with pytest.raises(Refusal, match="draft_vocab_size=3: expected 29: a DFlash2 head has the target's whole voc"):
@@ -209,6 +220,76 @@ def test_contradictions_of_dflash2_heads_are_refused(tmp_path, keys, changes, me
     assert message in str(refusal.value)
 
 
+BIAS, MARKOV = {"prefix_gru.bias_ih_l0": np.zeros(30, np.float32)}, np.zeros((37, 4), np.float32)
+CORRECTED_REFUSED = [
+    ("domino", {"gru_hidden_dim": None}, {}, ": gru_hidden_dim is missing"),
+    ("domino", {"gru_hidden_dim": 9}, {}, "tensor 'prefix_gru.weight_ih_l0'"),
+    ("domino", {"emb_dim": 11}, {}, "emb_dim=12: expected 11, as in dflash_config"),
+    ("domino", {"pure_draft_prefix_len": 5}, {}, "uncorrected=5: expected below 5, the slots of the block"),
+    ("domino", {"shift_label": False}, {}, "shift_label=False: expected true, because the anchor's slot drafts"),
+    ("domino", {"shift_label": False, ANCHOR_KEYS[0]: False}, {}, "anchor_first=False: expected True in a Domino head"),
+    ("domino", {"projector_type": "dflash"}, {}, "projector_type='dflash': expected 'domino', because of the class or"),
+    ("domino", {}, {"prefix_gru.weight_ih_l0": None}, "tensor 'prefix_gru.weight_ih_l0' is missing"),
+    ("domino", {}, BIAS, "prefix_gru.bias_ih_l0"),
+    (
+        "domino",
+        {"markov_rank": 4},
+        {"markov_head.markov_w1.weight": MARKOV},
+        "markov='vanilla': expected None in a Dom",
+    ),
+    ("lilicorr", {"lilicorr_enabled": False}, {}, "lilicorr_enabled=False: expected true"),
+    ("lilicorr", {"lilicorr_logit_scale": None}, {}, "lilicorr_logit_scale is missing"),
+    ("lilicorr", {"lilicorr_vector_eps": 0.5}, {}, "eps=0.5: expected a number between 0 and 0.5"),
+    ("lilicorr", {"lilicorr_num_layers": 10**9}, {}, "num_layers=1000000000: expected at most 4096"),
+    ("lilicorr", {"lilicorr_num_heads": 5}, {}, "num_heads=5: expected a divisor of the width of the layers, 16"),
+    ("lilicorr", {"lilicorr_candidate_topk": 38}, {}, "candidates=38: expected an integer in 1..37 in a LiLiCorr head"),
+    ("lilicorr", {"lilicorr_candidate_topk": 3}, {}, "tensor 'lilicorr.rank_embedding'"),
+    ("lilicorr", {"conv_kernel_size": 2}, {}, "conv_group_size is missing"),
+    ("lilicorr", {ANCHOR_KEYS[0]: True}, {}, "anchor_first=True: expected False in a LiLiCorr head"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "changes", "message"), CORRECTED_REFUSED)
+def test_contradictions_of_domino_and_lilicorr_heads_are_refused(tmp_path, name, keys, changes, message):
+    folder = set_keys(checkpoint(tmp_path / "head", f"model_optimizer/{name}"), within="dflash_config", **keys)
+    added = {tensor: array for tensor, array in changes.items() if array is not None}
+    resave(folder, add=added, drop=changes.keys() - added.keys())
+    with pytest.raises((Refusal, Mismatch)) as refusal:
+        load_draft(folder)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["domino", "lilicorr"])
+@pytest.mark.parametrize("layout", ["native", "speculators"])
+def test_domino_and_lilicorr_heads_are_not_exported(tmp_path, name, layout):
+    params = {key: np.asarray(array) for key, array in flat_params(random_head(VARIANTS[name])).items()}
+    with pytest.raises(ValueError, match=f"{name}=.*: expected None: such a head is read, and not exported"):
+        export_draft(tmp_path, VARIANTS[name], params, target_name="t", dtype="float32", layout=layout)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["domino", "lilicorr"])
+def test_the_speculators_format_has_no_domino_or_lilicorr_heads(tmp_path, name):
+    _, _, folder = exported(tmp_path / "dflash", "dflash", "speculators", projector_type=name)
+    with pytest.raises(Refusal, match=f"projector_type='{name}': expected 'dflash', 'dflash2' or 'dspark'"):
+        load_draft(folder)
+
+
+@pytest.mark.parametrize("case", ["domino", "lilicorr", "lilicorr-convolved"])
+def test_heads_that_model_optimizer_wrote_are_converted(tmp_path, case):
+    """In eight bits, too; without a warning."""
+    folder = checkpoint(tmp_path / "head", f"model_optimizer/{case}")
+    config, params = load_draft(folder)
+    convert(folder, tmp_path / "converted")
+    found, back = load_draft(tmp_path / "converted")
+    assert found == config
+    same(back, params)
+    convert(folder, tmp_path / "int8", quantize="int8")
+    small, stored = load_draft(tmp_path / "int8")
+    assert small == config.with_quantization("int8")
+    assert ("domino.out.scale" in stored) == (case == "domino")
+
+
 def test_a_confidence_head_of_another_width_is_refused(tmp_path):
     _, _, folder = exported(tmp_path / "head", "dspark", "native")
     resave(folder, add={"confidence_head.proj.weight": np.zeros((1, 5), np.float32)})
@@ -227,8 +308,6 @@ def test_export_refuses_heads_the_layout_cannot_express(tmp_path):
 
 OTHER_KINDS = {
     "Qwen3XPress": "XPress",
-    "LiLiCorrDraft": "LiLiCorr",
-    "DominoDraft": "Domino",
     "DFlash2BeamDraft": "DFlash2Beam",
 }
 

@@ -51,6 +51,14 @@ QUICK = [
     ("dspark", 4),
     ("dflash2", 3),
     ("dflash2-causal", 8),
+    ("domino", 3),
+    ("domino-causal", 6),
+    ("domino-small", 4),
+    ("lilicorr", 3),
+    ("lilicorr-causal", 7),
+    ("lilicorr-short", 7),
+    ("domino-int8", 4),
+    ("lilicorr-int8", 4),
     ("jetspec", 8),
     ("dflash-short", 8),
     ("dspark-rnn", 3),
@@ -77,7 +85,7 @@ def test_cache_and_proposals_after_any_acceptance(name, K, pattern):
 
 BESIDE = [("eagle", 4), ("p-eagle-short", 8), ("dspark", 4)]
 MORE = [("eagle-short", 10), ("eagle3", 4), ("pard-short", 4), ("mlp", 4), ("medusa", 4), ("mtp-two", 4)]
-MORE += [("mtp", 3), ("dflash-short", 8), ("dspark-rnn", 3), ("jetspec", 4)]
+MORE += [("mtp", 3), ("dflash-short", 8), ("dspark-rnn", 3), ("jetspec", 4), ("domino", 4), ("lilicorr", 4)]
 
 
 @pytest.mark.parametrize("pattern", ["mixed", "random"])

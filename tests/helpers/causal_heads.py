@@ -131,7 +131,7 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     """A block behind a context, in one softmax over both. Slots at positions that the draft head does not have are no part
     of the block."""
     first, S = (0 if config.anchor_first else 1), text.shape[1]
-    n = first + K if all(config.causal) else config.block_size
+    n = first + K if all(config.causal) and config.lilicorr is None else config.block_size
     anchor, place = length[:, None] - 1, jnp.arange(n, dtype=jnp.int32)[None]
     tokens = jnp.where(place == 0, jnp.take_along_axis(text, anchor, axis=1), config.mask_token_id)
     positions = jnp.concatenate([_positions(text), anchor + place], axis=1)
@@ -149,10 +149,16 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
         x = x + finish(a.out(grouped_attention(q[:, S:], k, v, seen, AttentionSpec()).reshape(len(x), n, -1)))
         slots, finish = _convolved(config, getattr(layer, "mlp_conv", None), layer.mlp_norm(x))
         x = x + finish(layer.mlp(slots))
-    hidden = head.norm(x)[:, first : first + K]
+    hidden = head.norm(x)[:, first:]
+    if config.lilicorr is not None:
+        known = anchor + place[:, first:] < config.layers.max_position
+        return Drafts(_of_lattice(head, target, features, hidden, known, text, length, K), written, length - 1)
+    hidden = hidden[:, :K]
     logits = head.draft_logits(hidden, target)
+    if config.domino is not None:
+        logits = logits + _of_recurrence(head, target, hidden, text, length, K)
     if head.markov is not None:
-        state, added = head.markov.start(len(text)), []
+        state, added = head.markov.no_state(len(text)), []
         for i in range(K):
             one, state = head.markov(hidden[:, i : i + 1], _at(text, length - 1 + i), state)
             added.append(one)
@@ -187,6 +193,67 @@ def _selected(head, logits, hidden, text, length, i: int):
     gate = chosen.predecessors[...][_at(text, length - 1 + i)[:, 0]] * chosen.project(hidden[:, i : i + 1])[:, 0]
     least = jnp.sort(unary, axis=-1)[:, -head.config.candidates]
     return jnp.where(unary >= least[:, None], unary + gate @ chosen.successors[...].T, -jnp.inf)
+
+
+def _of_recurrence(head, target, hidden, text, length, K: int):
+    """What a Domino head adds to the logits of drafts, ``[B, K, Vd]``; its recurrence one gate after another."""
+    own, state, added = head.domino, jnp.zeros((len(text), head.domino.size)), []
+    sizes = slice(0, own.size), slice(own.size, 2 * own.size), slice(2 * own.size, None)
+    for i in range(K):
+        token = head.embed(_at(text, length - 1 + i), target)
+        reset, keep, new = (own.of_token(token)[:, 0, part] for part in sizes)
+        of_state = own.of_state(state[:, None])[:, 0]
+        keep = 1 / (1 + jnp.exp(-keep - of_state[:, sizes[1]]))
+        new = jnp.tanh(new + of_state[:, sizes[2]] / (1 + jnp.exp(-reset - of_state[:, sizes[0]])))
+        state = keep * state + (1 - keep) * new
+        inner = own.inner(jnp.concatenate([hidden[:, i], state], axis=-1)[:, None])
+        added.append(own.out(inner / (1 + jnp.exp(-inner))) * (i >= head.config.domino.uncorrected))
+    return jnp.concatenate(added, axis=1)
+
+
+def _of_lattice(head, target, features, hidden, known, text, length, K: int):
+    """The scores of a LiLiCorr head for all tokens, ``[B, K, V]``, by way of all pairs of candidates."""
+    own, (B, n, _), k = head.lilicorr, hidden.shape, head.config.candidates
+    logits = head.draft_logits(hidden, target)
+    tokens = jnp.argsort(-logits, axis=-1, stable=True)[..., :k]
+    likely = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), tokens, axis=-1)
+    rank = jnp.broadcast_to(jnp.arange(k), likely.shape)
+    features_of = [likely, jnp.exp(likely), likely - likely[..., :1], rank / max(k - 1, 1), rank == 0]
+    normed = own.feature_mlp["0"](jnp.stack([x.astype(jnp.float32) for x in features_of], axis=-1))
+    silu = lambda x: x / (1 + jnp.exp(-x))  # noqa: E731
+    x = head.embed(tokens.reshape(B, -1), target).reshape(B, n, k, -1)
+    x = x if own.token_proj is None else own.token_proj(x)
+    x = x + own.pass_hidden_proj(hidden)[:, :, None] + own.feature_mlp["3"](silu(own.feature_mlp["1"](normed)))
+    x = (x + own.slot_embedding[0] + own.rank_embedding[0]).reshape(B, n * k, -1)
+    slot = jnp.repeat(jnp.arange(n), k)
+    distance = slot[:, None] - slot[None]
+    bias = own.relative_slot_bias[:, distance + n] + (distance == 0)[None] * own.same_slot_bias[:, None, None]
+    seen = jnp.repeat(known, k, axis=1)
+    bias = jnp.where(seen[:, None, None], bias[None], -1e30)
+    x = jnp.where(seen[..., None], x, 0)  # of which nobody sees anything
+    for layer in own.layers:
+        q, key, v = (
+            part.reshape(B, n * k, layer.num_heads, -1)
+            for part in jnp.split(layer.attn["in_proj"](layer.attn_norm(x)), 3, axis=-1)
+        )
+        weights = jax.nn.softmax(jnp.einsum("bqnh,bknh->bnqk", q, key) * q.shape[-1] ** -0.5 + bias, axis=-1)
+        x = x + layer.attn["out_proj"](jnp.einsum("bnqk,bknh->bqnh", weights, v).reshape(x.shape))
+        x = x + layer.mlp["2"](silu(layer.mlp["0"](layer.mlp_norm(x))))
+    anchor = own.anchor_norm(own.context_proj(head.fuse(_at(features, length - 2))))
+    x, unit = own.output_norm(x), lambda x: x / jnp.maximum(jnp.sqrt(jnp.sum(x * x, -1, keepdims=True)), own.eps)
+    factors = silu(own.factor_input_proj(jnp.concatenate([x, jnp.broadcast_to(anchor, x.shape), x * anchor], axis=-1)))
+    outs, ins = (unit(to(factors)).reshape(B, n, k, -1) for to in (own.out_head, own.in_head))
+    start = own.scale * jnp.einsum("brf,bkf->bk", unit(own.anchor_out_head(anchor)), ins[:, 0])
+    pairs = own.scale * jnp.einsum("bnif,bnjf->bnij", outs[:, :-1], ins[:, 1:])
+    rows, found = jnp.arange(B)[:, None], []
+    for i in range(K):
+        scores = start
+        if i:
+            before = tokens[:, i - 1] == _at(text, length - 1 + i)
+            row = jnp.take_along_axis(pairs[:, i - 1], jnp.argmax(before, axis=1)[:, None, None], axis=1)[:, 0]
+            scores = jnp.where(jnp.any(before, axis=1, keepdims=True), row, likely[:, i])
+        found.append(jnp.full((B, logits.shape[-1]), -jnp.inf).at[rows, tokens[:, i]].set(scores))
+    return jnp.stack(found, axis=1)
 
 
 def _seen(positions, anchor, causal: bool, window: int | None, S: int, max_position: int):

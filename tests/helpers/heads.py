@@ -24,6 +24,7 @@ from jspec.config.heads import (
     MTPConfig,
     PardConfig,
 )
+from jspec.config.heads.block_corrections import DominoConfig, LiLiCorrConfig
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
@@ -55,6 +56,8 @@ BLOCK = dataclasses.replace(
 
 CONVOLVED = {"conv_taps": 2, "conv_group": 4, "selector_rank": 6, "candidates": 5}  # of a DFlash2 head
 
+LILICORR = LiLiCorrConfig(12, num_layers=2, num_heads=3, inner_size=18, factor_size=6, scale=5.0, eps=1e-3)
+
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYERS, fuse_bias=True),
     "mtp": MTPConfig(LAYER),
@@ -70,6 +73,8 @@ HEADS: dict[str, HeadConfig] = {
     "assistant": AssistantConfig(ASSISTANT, D),
     "eagle-small": EagleConfig(LAYER, draft_vocab_size=REDUCED).with_quantization("int8"),
     "dflash2": BlockConfig(BLOCK, V, D, (0, 2), 5, MASK, False, (False, False), **CONVOLVED),
+    "domino": BlockConfig(BLOCK, V, D, (1, 3), 4, MASK, True, (False, False), domino=DominoConfig(10, 8, 1)),
+    "lilicorr": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), candidates=4, lilicorr=LILICORR),
 }
 SHORT = 27  # number of positions of a draft head that has fewer than its target
 VARIANTS: dict[str, HeadConfig] = HEADS | {
@@ -106,6 +111,17 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "dflash2-causal": BlockConfig(
         BLOCK, V, D, (2,), 8, MASK, True, (True, True), own_head=True, **CONVOLVED | {"conv_taps": 3, "candidates": V}
     ),
+    "domino-causal": BlockConfig(BLOCK, V, D, (2,), 6, MASK, True, (True, True), domino=DominoConfig(6, 9, 0)),
+    "lilicorr-causal": BlockConfig(
+        *(BLOCK, V, D, (2, 3), 8, MASK, False, (True, True)),
+        **{"conv_taps": 2, "conv_group": 4, "candidates": 3},
+        lilicorr=dataclasses.replace(LILICORR, hidden_size=D, num_layers=1, num_heads=2),
+    ),
+    "lilicorr-short": BlockConfig(
+        *(dataclasses.replace(BLOCK, max_position=SHORT), V, D, (1, 3), 8, MASK, False, (False, False)),
+        candidates=3,
+        lilicorr=LILICORR,
+    ),
     "medusa-borrowed-head": MedusaConfig(V, D, 12, num_blocks=2, own_head=False),
     "eagle3-int8": HEADS["eagle3"].with_quantization("int8"),
     "p-eagle-fp8": HEADS["p-eagle"].with_quantization("fp8"),
@@ -118,6 +134,9 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "mtp-plain-output-small": MTPConfig(LAYER, norm_output=False, mask_first=True, draft_vocab_size=REDUCED),
     "dspark-int8": HEADS["dspark"].with_quantization("int8"),
     "dflash2-int8": HEADS["dflash2"].with_quantization("int8"),
+    "domino-small": HEADS["domino"].with_draft_vocabulary(REDUCED),
+    "domino-int8": HEADS["domino"].with_quantization("int8"),
+    "lilicorr-int8": HEADS["lilicorr"].with_quantization("int8"),
     "dflash-small": HEADS["dflash"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
     "pard-small": HEADS["pard"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
     "mlp-small": MLPConfig(V, D, 24, 4, draft_vocab_size=REDUCED, quantization="int8"),
@@ -208,15 +227,22 @@ def trained_head(config: HeadConfig, steps: int = 300, depth: int = 3):
     trainable = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     optimizer = optax.adam(1e-2)
     target_leaves, merge_target = flatten(target())
+    kinds = [config]
+    if getattr(config, "lilicorr", None) is not None:  # whose candidates have to become the right ones, too
+        kinds.append(dataclasses.replace(config, lilicorr=None, candidates=0))  # pyright: ignore[reportCallIssue]
 
     def loss(weights, target_leaves, length):
         all_leaves = list(leaves)
         for i, weight in zip(trainable, weights, strict=True):
             all_leaves[i] = weight
-        logits = causal_drafts(config, merge(all_leaves), merge_target(target_leaves), texts, length, depth).logits
+        head, lender = merge(all_leaves), merge_target(target_leaves)
         right = jnp.take_along_axis(texts, length[:, None] + jnp.arange(depth)[None], axis=1)
-        log_q = jnp.take_along_axis(jax.nn.log_softmax(logits), right[..., None], axis=-1)
-        return -jnp.mean(jnp.where(jnp.isfinite(log_q), log_q, 0.0))
+        total = 0.0
+        for kind in kinds:
+            logits = causal_drafts(kind, head, lender, texts, length, depth).logits
+            log_q = jnp.take_along_axis(jax.nn.log_softmax(logits), right[..., None], axis=-1)
+            total -= jnp.mean(jnp.where(jnp.isfinite(log_q), log_q, 0.0))
+        return total
 
     def step(state, key, target_leaves):
         weights, moments = state

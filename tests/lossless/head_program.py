@@ -29,6 +29,7 @@ from jspec.config.heads import (
     MTPConfig,
     PardConfig,
 )
+from jspec.config.heads.block_corrections import DominoConfig, LiLiCorrConfig
 from jspec.config.model_fields import PLAIN_HEAD
 from jspec.drafting.methods import drafter_for
 from jspec.models import build_head, causal_logits, flat_params, init
@@ -85,6 +86,12 @@ HEADS: dict[str, HeadConfig] = {
     "dspark-sure": BlockConfig(BLOCK, V, D, (0, 2), K, 1, True, (False,), "vanilla", 4, "markov"),  # or not so sure
     "dflash2": BlockConfig(  # a slot has three candidates of four tokens
         BLOCK, V, D, (0, 1), K + 1, 1, False, (False,), conv_taps=2, conv_group=4, selector_rank=4, candidates=3
+    ),
+    "domino": BlockConfig(BLOCK, V, D, (0, 1), K, 1, True, (False,), domino=DominoConfig(4, 6, 1)),
+    "lilicorr": BlockConfig(  # three candidates of four tokens
+        *(BLOCK, V, D, (1, 2), K + 1, 2, False, (False,)),
+        candidates=3,
+        lilicorr=LiLiCorrConfig(6, num_layers=1, num_heads=2, inner_size=8, factor_size=4, scale=2.0, eps=1e-3),
     ),
     "mtp-small": MTPConfig(LAYER, draft_vocab_size=3).with_quantization("int8"),
     "assistant": assistant_for(TARGET, clusters=2, best=1),  # knows two tokens of four, which depend on the text

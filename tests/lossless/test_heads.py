@@ -26,6 +26,7 @@ QUICK = (
     HeadProgram("rejection", "dspark"),
     HeadProgram("block", "dflash2"),
     HeadProgram("rejection", "eagle-small"),
+    HeadProgram("rejection", "lilicorr"),
 )
 NIGHTLY = (
     HeadProgram("block", "mlp", draft_temperature=1.4),
@@ -34,6 +35,7 @@ NIGHTLY = (
     HeadProgram("block", "dflash"),
     HeadProgram("block", "mlp-small", "auto"),
     HeadProgram("rejection", "mtp-small"),
+    HeadProgram("block", "domino"),
     HeadProgram("rejection", "assistant"),
 )
 PAIRS = (
@@ -172,11 +174,11 @@ class TestReducedVocabulary(HeadLosslessness):
 
 @dataclasses.dataclass(frozen=True)
 class Forgetful(Block):
-    """Draws drafts that depend on each other, and says that they do not: q is without what the Markov head adds."""
+    """Draws drafts that depend on each other, and says that they do not: q is that of the slots alone."""
 
-    def _sequential(self, drawing, hidden, logits, anchor, room):
-        proposal = super()._sequential(drawing, hidden, logits, anchor, room)
-        distribution, _ = drawing.draw(logits, 0)
+    def _in_sequence(self, drawing, slots, anchor, room):
+        proposal = super()._in_sequence(drawing, slots, anchor, room)
+        distribution, _ = drawing.draw(slots.logits, 0)
         return dataclasses.replace(proposal, distribution=distribution)
 
 
@@ -193,8 +195,16 @@ class TestDraftsThatDependOnEachOther(HeadLosslessness):
     seed = 73
 
     @pytest.mark.nightly
-    @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
-    def test_a_distribution_that_ignores_the_previous_draft_is_detected(self, rule):
-        run = Run(ForgetfulProgram(rule, "dspark-rnn"), 8_000)
+    @pytest.mark.parametrize(
+        ("rule", "head"),
+        [
+            ("rejection", "dspark-rnn"),
+            ("rejection", "domino"),
+            ("rejection", "lilicorr"),
+            pytest.param("block", "dspark-rnn", marks=pytest.mark.long),
+        ],
+    )
+    def test_a_distribution_that_ignores_the_previous_draft_is_detected(self, rule, head):
+        run = Run(ForgetfulProgram(rule, head), 8_000)
         sampled = [pair for pair in self.with_oracles(run.program, self.play(run)) if pair[0].ask.warp.temperature]
         assert min(p_values(sampled, FIRST)) < LEVEL

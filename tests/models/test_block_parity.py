@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from jspec.config.heads.block import MARKOVS
 from jspec.models.cache_pools import init_pool
 from jspec.models.heads.block import BlockView
+from jspec.models.heads.sequential import Slots
 from jspec.models.kv_cache import PagedView
 
 PAGE, PAGES = 4, 8
@@ -141,7 +142,7 @@ def test_dspark_agrees_with_its_original(tmp_path, kind):
 
     @jax.jit
     def after(previous):
-        state, logits = head.markov.start(len(previous)), []
+        state, logits = head.markov.no_state(len(previous)), []
         for i in range(config.block_size):
             added, state = head.markov(hidden[:, i : i + 1], previous[:, i : i + 1], state)
             logits.append(base[:, i : i + 1] + added)
@@ -156,3 +157,74 @@ def test_dspark_agrees_with_its_original(tmp_path, kind):
     assert_close(head.confidence_logits(hidden, previous), original[f"{kind}.confidence_logits"])
     forced = jnp.broadcast_to(jnp.asarray(original["token_ids"][9:14])[None], previous.shape)
     assert_close(after(forced)[0], original[f"{kind}.forced_logits_start9"])
+
+
+def corrected(folder: Path, case: str, **settings):
+    """A head that Model Optimizer wrote, and the logits of its drafts as a function of the anchor and the drafts before
+    them, ``[4, n] -> [4, n, V]``. A setting replaces one of ``dflash_config``."""
+    file = f"model_optimizer/{case}"
+    original, lender = golden(file), Lender(file)
+    nested = json.loads(str(original["config_json"]))["dflash_config"] | settings
+    head = head_of(checkpoint(folder, file, dflash_config=nested))
+    config, starts, first = head.config, original["starts"], 0 if head.config.anchor_first else 1
+    hidden, _ = rounds(head, file)
+    assert_close(hidden, original["block_hidden"])
+    logits = head.draft_logits(hidden, lender)
+    assert_close(logits, original["base_logits"])
+    context = head.fuse(features(file))[0, starts - 1][:, None]
+    known = jnp.ones((len(starts), config.max_drafts), bool)
+    slots = Slots(hidden[:, first:], logits[:, first:], known, context, lambda tokens: head.embed(tokens, lender))
+
+    @jax.jit
+    def after(before):
+        (state, read), found = head.sequential.start(slots), []
+        for i in range(config.max_drafts):
+            state, one = read(state, before[:, i : i + 1], i)
+            found.append(one)
+        return jnp.concatenate(found, axis=1)
+
+    return head, after
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+def test_domino_agrees_with_its_original(tmp_path, prefix):
+    """After the text's own tokens."""
+    head, after = corrected(tmp_path / "head", "domino", pure_draft_prefix_len=prefix)
+    config, original = head.config, golden("model_optimizer/domino")
+    assert (config.method, config.max_drafts, config.domino.uncorrected) == ("dflash", 5, prefix)
+    logits = after(original["token_ids"][original["starts"][:, None] + np.arange(5)])
+    assert_close(logits, original[f"logits_{prefix}"])
+    assert np.abs(logits - original["base_logits"])[:, prefix:].max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["gated", "rnn"])
+def test_dspark_of_model_optimizer_agrees_with_its_original(tmp_path, kind):
+    """After the text's own tokens. Its Markov and confidence heads have names of their own."""
+    head, after = corrected(tmp_path / "head", f"dspark-{kind}")
+    original = golden(f"model_optimizer/dspark-{kind}")
+    assert (head.config.method, head.config.max_drafts, head.config.markov) == ("dspark", 5, kind)
+    before = original["token_ids"][original["starts"][:, None] + np.arange(5)]
+    assert_close(after(before), original["logits"])
+    assert (head.config.confidence == "markov") == (kind == "gated")
+    if kind == "gated":
+        assert_close(head.confidence_logits(original["block_hidden"], before), original["confidence"])
+
+
+@pytest.mark.parametrize("case", ["lilicorr", "lilicorr-convolved"])
+def test_lilicorr_agrees_with_its_original(tmp_path, case):
+    """After each candidate as the draft before, and after a token that is none: then by their log-probabilities."""
+    head, after = corrected(tmp_path / "head", case)
+    original = golden(f"model_optimizer/{case}")
+    config, candidates = head.config, original["candidates"]
+    assert (config.method, config.max_drafts, config.conv_taps > 0) == ("dflash", 4, case != "lilicorr")
+    anchors, k = original["token_ids"][original["starts"]][:, None], candidates.shape[-1]
+    for index in range(k):
+        logits = after(np.concatenate([anchors, candidates[:, :-1, index]], axis=1))
+        assert np.isneginf(logits).sum() == 4 * 4 * (config.layers.vocab_size - k)
+        scores = np.take_along_axis(np.asarray(logits), candidates, axis=-1)
+        assert_close(scores[:, 0], original["start"])
+        assert_close(scores[:, 1:], original["pair"][:, :, index])
+    others = [[min(set(range(37)) - set(slot)) for slot in block[:-1]] for block in candidates.tolist()]
+    logits = np.asarray(after(np.concatenate([anchors, np.array(others)], axis=1)))
+    base = np.asarray(jax.nn.log_softmax(original["base_logits"][:, 1:], axis=-1))
+    assert_close(*(np.take_along_axis(x[:, 1:], candidates[:, 1:], axis=-1) for x in (logits, base)))

@@ -62,6 +62,8 @@ WHICH = {
     "mtp-int8": layer(0, *MAPS, *NORMS),  # the output head is the target's
     "dspark-int8": layer(0, *MAPS, "mlp_norm") | layer(1, *MAPS, "mlp_norm") | {"head"},  # normed, beside the context
     "dflash2-int8": layer(0, *MAPS) | layer(1, *MAPS),  # convolutions read what the norms return
+    "domino-int8": layer(0, *MAPS, "mlp_norm") | layer(1, *MAPS, "mlp_norm"),
+    "lilicorr-int8": layer(0, *MAPS, "mlp_norm") | layer(1, *MAPS, "mlp_norm"),  # whose own layers have floats
     "eagle": set(),
     "p-eagle-fp8": set(),
     "eagle-int4": set(),

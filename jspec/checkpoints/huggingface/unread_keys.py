@@ -48,6 +48,7 @@ _GENERATION = """
 _DRAFTING = """
     confidence_head_with_markov dspark_noise_token_id enable_confidence_head markov_head_type n_candidates pard_token
     parallel_draft_heads_num_layers parallel_drafting ptd_token_id reuse_target_lm_head top_k_tokens_per_head
+    use_confidence_head
 """
 _LENGTHS = "initial_context_length max_sequence_length model_max_length num_lookahead_tokens seq_length"
 # Keys that another key or the size of a tensor decides, and keys that count under certain values of others alone:

@@ -25,6 +25,7 @@ eagle3_settings.py     where their config.json has settings, and what ``norm_out
 speculators.py         EAGLE, EAGLE-3 and P-EAGLE in the speculators format
 block.py               block drafters (DFlash, DFlash2, JetSpec, DSpark) in the native layouts
 block_dflash2.py       what DFlash2 heads have besides
+block_corrections.py   what Domino and LiLiCorr heads have besides
 block_settings.py      their settings in config.json
 block_speculators.py   block drafters in the speculators format
 assistant.py           assistants of Gemma 4

@@ -10,11 +10,11 @@ settings differ in where they are and in what they mean:
 | block attention | both ways; causal with ``causal_head``, and in layers with a window | the same | both ways |
 | beside the layers | nothing; DFlash2: see below | Markov and confidence heads | these, copies of embedding and head |
 
-What a DFlash2 head has beside the layers, and in them, ``block_dflash2`` reads. Layer id i means the residual stream after
-layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which
-slot drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it, or
-``query_zero_predicts_next``, which means the same. Either may be in ``dflash_config`` or at the top, in every layout
-(``jspec.checkpoints.layouts.block_settings``)."""
+What a DFlash2 head has beside the layers, and in them, ``block_dflash2`` reads, and ``block_corrections`` what Domino and
+LiLiCorr heads have, which Model Optimizer writes in z-lab's layout. Layer id i means the residual stream after layer i, so
+-1 is the embedding. Nothing in a DFlash head's tensors says which slot drafts first: the class in ``architectures`` decides,
+or that it is a Domino head, unless ``sample_from_anchor`` says it, or ``query_zero_predicts_next``, which means the same.
+Either may be in ``dflash_config`` or at the top, in every layout (``jspec.checkpoints.layouts.block_settings``)."""
 
 import os
 import warnings
@@ -27,10 +27,13 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.layouts.aux_layers import OUTPUT_IDS, given_aux_layers
+from jspec.checkpoints.layouts.block_corrections import KINDS, read_correction, require_exportable
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, is_dflash2, read_sizes, size_fields
 from jspec.checkpoints.layouts.block_settings import (
     ANCHOR_KEYS,
     DFLASH,
+    PROJECTOR,
+    PROJECTORS,
     causal,
     projector,
     refuse_mask_embedding,
@@ -46,7 +49,7 @@ from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, tensor_table
 from jspec.config.heads import EMBEDDING, BlockConfig
 
-CLASSES = ("dflashdraftmodel", "dflash2draftmodel", "dsparkdraftmodel", "qwen3dsparkmodel")  # in lower case
+CLASSES = ("qwen3dsparkmodel", *(f"{kind}draftmodel" for kind in PROJECTORS))  # in lower case
 TYPE_OF_SPECULATORS = "speculators_model_type"  # in that format alone
 MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
@@ -59,15 +62,16 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     """
     refuse_mask_embedding(folder)
     refuse_gemma(fields)
-    settings = Settings.of(fields, DFLASH)
-    anchor_first = said_of_anchor(settings)
+    settings, tensors = Settings.of(fields, DFLASH), _with_names_of_deepspec(tensors)
+    anchor_first, layers = said_of_anchor(settings), _layers(fields, tensors)
+    own = read_correction(fields, settings, tensors, layers.hidden_size)
     if anchor_first is None:
-        anchor_first = "dspark" in architectures(fields) or projector(settings) == "dspark"
-    layers = _layers(fields, tensors)
+        anchor_first = "dspark" in architectures(fields) or projector(settings) == "dspark" or "domino" in own
     aux_layers = given_aux_layers(settings, options.aux_convention, least=-1)
     if aux_layers is None:
         raise settings.refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
-    own = read_sizes(settings, tensors, layers.hidden_size, None) if is_dflash2(fields, settings, tensors) else {}
+    if not own and is_dflash2(fields, settings, tensors):
+        own = read_sizes(settings, tensors, layers.hidden_size, None)
     layout = build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
     _warn_of_unknown_class(fields, layout.label)
     return layout
@@ -92,7 +96,7 @@ def build(
     aux_layers: tuple[int, ...],
     anchor_first: bool,
     causal: tuple[bool, ...],
-    own: Mapping[str, int],
+    own: Mapping[str, Any],
 ) -> Layout:
     """The ``Layout`` of a block drafter.
 
@@ -102,20 +106,24 @@ def build(
       options: of the user.
       layers: the config of the layers.
       aux_layers, anchor_first, causal: as in ``BlockConfig``.
-      own: the fields of ``BlockConfig`` that a DFlash2 head alone has.
+      own: the fields of ``BlockConfig`` that DFlash2, Domino and LiLiCorr heads alone have.
 
     Raises:
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
     """
     top = settings.objects[-1]
     require_supported(settings, layers.windows, anchor_first)
+    if (kind := projector(settings)) in KINDS and kind not in own:
+        raise settings.refuse(PROJECTOR, "'dflash', 'dflash2' or 'dspark' in the speculators format")
     markov, rank = _markov(settings, tensors)
+    size = settings.integer("block_size")
+    top.only("block_size", size, f"as in {DFLASH}")  # Model Optimizer writes that of DFlash2 heads twice
     config = BlockConfig(
         layers=layers,
         draft_vocab_size=_draft_vocab_size(settings, tensors, layers.vocab_size),
         target_hidden_size=_target_size(top, tensors, len(aux_layers)),
         aux_layers=aux_layers,
-        block_size=settings.integer("block_size"),
+        block_size=size,
         mask_token_id=settings.mask_token(layers.vocab_size, options.mask_token_id),
         anchor_first=anchor_first,
         causal=causal,
@@ -130,9 +138,21 @@ def build(
     return Layout(config, _label(config), tensor_table(config), replaced, left_out=frozenset((D2T, T2D)))
 
 
+def _with_names_of_deepspec(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a DSpark head with the names that DeepSpec gives them. Model Optimizer (0.48) leaves out those of the
+    modules around them."""
+    if "markov_w1.weight" not in tensors:
+        return tensors
+    starts = {name: f"markov_head.{name}" for name in ("markov_w1", "markov_w2", "gate_proj", "joint_proj")}
+    starts["confidence_proj"] = "confidence_head.proj"
+    parts = ((name.partition("."), tensor) for name, tensor in tensors.items())
+    return {starts.get(first, first) + dot + rest: tensor for (first, dot, rest), tensor in parts}
+
+
 def _label(config: BlockConfig) -> str:
-    if config.is_dflash2:
-        return "DFlash2 head"
+    for has, name in ((config.is_dflash2, "DFlash2"), (config.domino, "Domino"), (config.lilicorr, "LiLiCorr")):
+        if has:
+            return f"{name} head"
     return {"dflash": "JetSpec head" if all(config.causal) else "DFlash head", "dspark": "DSpark head"}[config.method]
 
 
@@ -205,6 +225,7 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
     Raises:
       ValueError: neither layout can state ``config``.
     """
+    require_exportable(config)
     windows = config.layers.windows
     ids = [k - 1 for k in config.aux_layers]
     shared = {

@@ -17,6 +17,7 @@ from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.layouts.block_settings import PROJECTOR
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import architectures
 from jspec.config.heads import BlockConfig
@@ -31,7 +32,8 @@ DEFAULT_CANDIDATES = 16  # of the class in the speculators package
 
 def is_dflash2(fields: Fields, settings: Settings, names: Collection[str]) -> bool:
     """Whether class, type, settings or tensors are those of a DFlash2 head."""
-    named = KIND in architectures(fields) or fields.raw.get("speculators_model_type") == KIND
+    named = KIND in (fields.raw.get("speculators_model_type"), settings.text(PROJECTOR, None))
+    named = named or KIND in architectures(fields)
     said = any(settings.integer(key, 0, low=0) for key in (TAPS, GROUP, RANK, CANDIDATES))
     return named or said or BASE in names or CODEBOOK in names
 
@@ -50,16 +52,21 @@ def read_sizes(
     Raises:
       Refusal: config.json and the tensors contradict each other, or neither says a size.
     """
-    base, projection, codebook = (tensors.get(name) for name in (BASE, PROJECTION, CODEBOOK))
-    taps = _size(settings, TAPS, base.shape[1] if base is not None and len(base.shape) == 3 else None, BASE)
-    rows = None if projection is None else projection.shape[0]
-    group = 2 * taps * hidden_size // rows if rows else None
+    codebook = tensors.get(CODEBOOK)
     return {
-        "conv_taps": taps,
-        "conv_group": _size(settings, GROUP, group, PROJECTION),
+        **read_convolutions(settings, tensors, hidden_size),
         "selector_rank": _size(settings, RANK, None if codebook is None else codebook.shape[-1], CODEBOOK),
         "candidates": _size(settings, CANDIDATES, None, "", candidates),
     }
+
+
+def read_convolutions(settings: Settings, tensors: dict[str, Tensor], hidden_size: int) -> dict[str, int]:
+    """The sizes of convolutions, as ``read_sizes`` reads them."""
+    base, projection = tensors.get(BASE), tensors.get(PROJECTION)
+    taps = _size(settings, TAPS, base.shape[1] if base is not None and len(base.shape) == 3 else None, BASE)
+    rows = None if projection is None else projection.shape[0]
+    group = 2 * taps * hidden_size // rows if rows else None
+    return {"conv_taps": taps, "conv_group": _size(settings, GROUP, group, PROJECTION)}
 
 
 def _size(settings: Settings, key: str, shown: int | None, tensor: str, absent: int | None = None) -> int:

@@ -13,6 +13,7 @@ DFLASH = "dflash_config"
 # Whether the anchor's slot drafts: it is query zero of the block, and the next token is the one behind it. The first name is
 # that of the speculators package, and published heads that were trained with DeepSpec have either or both.
 ANCHOR_KEYS = ("sample_from_anchor", "query_zero_predicts_next")
+PROJECTOR, PROJECTORS = "projector_type", ("dflash", "dflash2", "dspark", "domino", "lilicorr")
 CAUSAL_KEYS = ("causal_head", "is_causal", "causal")
 MASK_EMBEDDING = "mask_embedding.pt"
 
@@ -50,10 +51,10 @@ def said_of_anchor(settings: Settings) -> bool | None:
 
 
 def projector(settings: Settings) -> str | None:
-    """SpecForge's name for the kind of draft head, ``dflash`` or ``dspark``; None if config.json lacks it."""
-    kind = settings.text("projector_type", None)
-    if kind not in (None, "dflash", "dspark"):
-        raise settings.refuse("projector_type", "'dflash' or 'dspark', because no other draft heads are supported")
+    """SpecForge's and Model Optimizer's name for the kind of draft head, of ``PROJECTORS``; None if config.json lacks it."""
+    kind = settings.text(PROJECTOR, None)
+    if kind not in (None, *PROJECTORS):
+        raise settings.refuse(PROJECTOR, f"one of {', '.join(PROJECTORS)}, because no other draft heads are supported")
     return kind
 
 
@@ -76,7 +77,7 @@ def require_supported(settings: Settings, windows: Sequence[int | None], anchor_
     projector(settings)
     drafts = "drafts" if anchor_first else "does not draft"
     unless = f"because the anchor's slot {drafts} unless {ANCHOR_KEYS[0]} says otherwise"
-    settings.only("shift_label", anchor_first, unless)  # of SpecForge's Domino heads
+    settings.only("shift_label", anchor_first, unless)  # of SpecForge and Model Optimizer
     widths = {window for window in windows if window is not None}
     if settings.object_with("use_swa").flag("use_swa") and not widths:
         raise settings.refuse("use_swa", "false, because no layer has a window; else say which in layer_types")

@@ -14,6 +14,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.layouts import block
 from jspec.checkpoints.layouts.aux_layers import listed_after
+from jspec.checkpoints.layouts.block_corrections import require_exportable
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, DEFAULT_CANDIDATES, KIND, is_dflash2, read_sizes, size_fields
 from jspec.checkpoints.layouts.block_settings import ANCHOR_KEYS, DFLASH, refuse_mask_embedding, said_of_anchor
 from jspec.checkpoints.layouts.eagle3_settings import Settings
@@ -78,6 +79,7 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
     slides = any(windows) and not any(config.causal)
     plain = tuple(window is not None and not slides for window in windows)
     require(config.causal == plain, "causal", config.causal, f"{plain} in the speculators format")
+    require_exportable(config)
     kind = KIND if config.is_dflash2 else config.method
     classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
     dspark = {

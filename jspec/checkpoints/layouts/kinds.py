@@ -30,8 +30,6 @@ from jspec.registry import METHODS, resolve
 _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
     ("DFlash2Beam heads", lambda fields, _: "dflash2beam" in architectures(fields)),
     ("XPress heads, which refine their drafts,", lambda fields, _: "xpress" in architectures(fields)),
-    ("LiLiCorr heads", lambda fields, _: "lilicorr" in architectures(fields)),
-    ("Domino heads", lambda fields, _: "domino" in architectures(fields)),
     (
         "EAGLE heads of NeMo Automodel, which have norms around their layer,",
         lambda fields, _: "llamaeagledraftmodel" in architectures(fields),

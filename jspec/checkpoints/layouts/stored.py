@@ -10,6 +10,7 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import MAX_LAYERS, require_size
 from jspec.config import Experts, Latent, LayerConfig, ModelConfig, Rope
 from jspec.config.heads import HeadConfig
+from jspec.config.heads.block_corrections import DominoConfig, LiLiCorrConfig
 from jspec.config.model_fields import HEAD
 from jspec.registry import METHODS, resolve
 
@@ -18,6 +19,7 @@ RENAMED_FIELDS = {"taps": "aux_layers", "num_taps": "num_aux_layers", "norm_each
 RENAMED_PARAMS = {"tap_norms": "aux_norms"}
 FORMER_FIELDS = ("plain_maps", "quantized_head")  # which ``other_formats`` has taken the place of
 
+NESTED = {"domino": DominoConfig, "lilicorr": LiLiCorrConfig}  # of fields that are no ``ModelConfig``
 # Class name of a draft head's config -> import string of that class. A language model is stored without such a config,
 # because its config.json describes it.
 KINDS = {path.rpartition(":")[2]: path for path in (method.config for method in METHODS) if path is not None}
@@ -44,7 +46,7 @@ def from_json(stored: dict[str, Any], where: str) -> HeadConfig:
         kind = resolve(KINDS[stored["kind"]])
         if values.get("aux_layers") == [] and "aux_layers" not in kind.__dataclass_fields__:
             del values["aux_layers"]  # earlier versions wrote an empty list for methods that read no auxiliary layers
-        config = kind(**{str(name): _value(value) for name, value in values.items()})
+        config = kind(**{str(name): _value(str(name), value) for name, value in values.items()})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Refusal(f"{where}: head is damaged ({error}); convert the checkpoint again") from None
     require_size(config, where)
@@ -72,10 +74,11 @@ def renamed_param(name: str) -> str:
     return ".".join([RENAMED_PARAMS.get(first, first), *rest])
 
 
-def _value(value: Any) -> Any:
-    """A config field from its JSON value: an object was a ``ModelConfig``, and a list was a tuple."""
+def _value(name: str, value: Any) -> Any:
+    """The config field ``name`` from its JSON value: an object was a ``ModelConfig``, unless the field's name says that it
+    was another, and a list was a tuple."""
     if isinstance(value, dict):
-        return _model(value)
+        return _nested(NESTED[name], value) if name in NESTED else _model(value)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -92,4 +95,4 @@ def _model(values: dict[str, Any]) -> ModelConfig:
 
 def _nested(kind: Callable[..., Any], values: dict[str, Any] | None) -> Any:
     """The ``Rope``, ``Experts`` or ``Latent`` that these were the fields of; None if there was none."""
-    return None if values is None else kind(**{name: _value(value) for name, value in values.items()})
+    return None if values is None else kind(**{name: _value(str(name), value) for name, value in values.items()})

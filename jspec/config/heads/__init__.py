@@ -8,7 +8,7 @@ auxiliary.py  the base of heads that fuse auxiliary hidden states: eagle3.py and
 eagle.py      EAGLE and EAGLE-2
 eagle3.py     EAGLE-3 and P-EAGLE
 mtp.py        multi-token prediction layers
-block.py      DFlash, DFlash2, JetSpec and DSpark
+block.py      DFlash, DFlash2, JetSpec, DSpark, and with block_corrections.py Domino and LiLiCorr
 assistant.py  assistants of Gemma 4
 mlp.py        MLP speculator
 medusa.py     Medusa heads
@@ -25,6 +25,8 @@ Dimension letters are those of ``jspec.config``, and ten more:
     Tc  slots over which a convolution of a DFlash2 head reaches
     Gc  groups of numbers that share the computed part of its kernels
     Rs  rank of the candidate selector of a DFlash2 head
+
+Those of Domino and LiLiCorr heads are in block_corrections.py.
 """
 
 from jspec.config.heads.assistant import AssistantConfig as AssistantConfig

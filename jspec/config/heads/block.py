@@ -1,4 +1,4 @@
-"""The config of a block drafter: DFlash, DFlash2, JetSpec or DSpark."""
+"""The config of a block drafter: DFlash, DFlash2, JetSpec, DSpark, Domino or LiLiCorr."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from jspec.config import ModelConfig, count
 from jspec.config.decoder_params import decoder_layers
 from jspec.config.heads.auxiliary import FEATURE, AuxiliaryConfig
 from jspec.config.heads.base import require_count
+from jspec.config.heads.block_corrections import DominoConfig, LiLiCorrConfig
 from jspec.config.param_specs import DRAFT_VOCAB, EMBED, VOCAB, Axis, Parameter, indices, linear, matrix, vector
 
 RANK, GATE, CELL = Axis("Rm", "markov"), Axis("Dg", "gate"), Axis("Dc", "gate")
@@ -19,7 +20,7 @@ CONFIDENCES = ("hidden", "markov")
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig(AuxiliaryConfig):
-    """DFlash, DFlash2, JetSpec and DSpark (all of 2026): decoder layers that fill a block of mask tokens in one pass.
+    """DFlash, DFlash2, JetSpec, DSpark, Domino and LiLiCorr (all of 2026): layers that fill a block of mask tokens at once.
 
     The block is the newest committed token, its *anchor*, and mask tokens. Every layer attends to the *context*, the
     target's auxiliary hidden states of the tokens before the anchor, fused into ``[D]``, from which each layer computes
@@ -45,10 +46,12 @@ class BlockConfig(AuxiliaryConfig):
         the draft before it (``markov``). None without a confidence head.
       own_embedding, own_head: whether the checkpoint has a token embedding and an output head. If not, the target's serve.
       conv_taps: Tc, over how many slots of a block each convolution of a DFlash2 head reaches, its own included
-        (``jspec.models.heads.dflash2``). 0 in other heads, as are the next three.
+        (``jspec.models.heads.dflash2``). A LiLiCorr head may have them, too. 0 in other heads, as are the next three.
       conv_group: how many neighbouring numbers of the hidden state share what the hidden state adds to a kernel.
       selector_rank: Rs, of the candidate selector of a DFlash2 head, by which each draft depends on the one before it.
-      candidates: how many tokens, the likeliest of each slot, the candidate selector chooses among.
+      candidates: how many tokens, the likeliest of each slot, the candidate selector or a LiLiCorr head chooses among.
+      domino: the sizes of the recurrence of a Domino head, by which each draft depends on those before it; None in others.
+      lilicorr: the sizes of the layers of a LiLiCorr head, which score the candidates of all slots; None in others.
 
     Example::
 
@@ -86,6 +89,8 @@ class BlockConfig(AuxiliaryConfig):
     conv_group: int = 0
     selector_rank: int = 0
     candidates: int = 0
+    domino: DominoConfig | None = None
+    lilicorr: LiLiCorrConfig | None = None
 
     def __post_init__(self):
         V, mask = self.layers.vocab_size, self.mask_token_id
@@ -103,27 +108,41 @@ class BlockConfig(AuxiliaryConfig):
         require(fits, "markov_rank", rank, "an integer of at least 1 with a Markov head, 0 without")
         known = (None, *CONFIDENCES) if self.markov is not None else (None, "hidden")
         require(self.confidence in known, "confidence", self.confidence, f"one of {known}")
-        if self.is_dflash2:
-            self._require_dflash2()
+        if self.is_dflash2 or self.lilicorr is not None:
+            self._require_candidates()
+        if self.domino is not None:
+            self._require_domino(self.domino)
 
-    def _require_dflash2(self):
-        """Raise a ValueError unless the sizes of convolutions and candidate selector fit each other and the layers."""
+    def _require_candidates(self):
+        """Raise a ValueError unless the sizes of convolutions and candidates fit each other and the layers."""
         D, V, Vd, B = self.layers.hidden_size, self.layers.vocab_size, self.draft_vocab_size, self.block_size
-        for name, size, most in (
-            ("conv_taps", self.conv_taps, B),
-            ("conv_group", self.conv_group, D),
-            ("selector_rank", self.selector_rank, 2**31 - 1),
-            ("candidates", self.candidates, V),
+        kind, own = ("a DFlash2 head", 1) if self.lilicorr is None else ("a LiLiCorr head", 0)
+        taps = 1 if own or self.conv_taps or self.conv_group else 0
+        for name, size, least, most in (
+            ("conv_taps", self.conv_taps, taps, B),
+            ("conv_group", self.conv_group, taps, D),
+            ("selector_rank", self.selector_rank, own, own * (2**31 - 1)),
+            ("candidates", self.candidates, 1, V),
         ):
-            require(is_int(size) and 1 <= size <= most, name, size, f"an integer in 1..{most} in a DFlash2 head")
-        require(D % self.conv_group == 0, "conv_group", self.conv_group, f"a divisor of the hidden size, {D}")
-        require(self.markov is None, "markov", self.markov, "None in a DFlash2 head, which has a candidate selector")
-        require(Vd == V, "draft_vocab_size", Vd, f"{V}: a DFlash2 head has the target's whole vocabulary")
+            require(is_int(size) and least <= size <= most, name, size, f"an integer in {least}..{most} in {kind}")
+        divides = not taps or D % self.conv_group == 0
+        require(divides, "conv_group", self.conv_group, f"a divisor of the hidden size, {D}")
+        require(self.markov is None, "markov", self.markov, f"None in {kind}, which chooses among candidates")
+        require(Vd == V, "draft_vocab_size", Vd, f"{V}: {kind} has the target's whole vocabulary")
+        require(bool(own) or not self.anchor_first, "anchor_first", self.anchor_first, f"False in {kind}")
+
+    def _require_domino(self, domino: DominoConfig):
+        """Raise a ValueError unless drafts depend on each other by nothing else, and the anchor's slot drafts."""
+        for name, expected in (("markov", None), ("lilicorr", None), ("is_dflash2", False), ("anchor_first", True)):
+            value = getattr(self, name)
+            require(value == expected, name, value, f"{expected} in a Domino head")
+        fits = domino.uncorrected < self.block_size
+        require(fits, "uncorrected", domino.uncorrected, f"below {self.block_size}, the slots of the block")
 
     @property
     def is_dflash2(self) -> bool:
         """Whether the layers have convolutions and a candidate selector chooses the drafts."""
-        return any((self.conv_taps, self.conv_group, self.selector_rank, self.candidates))
+        return self.lilicorr is None and any((self.conv_taps, self.conv_group, self.selector_rank, self.candidates))
 
     @property
     def method(self) -> str:
@@ -143,7 +162,10 @@ class BlockConfig(AuxiliaryConfig):
         # Dg is the size of the inputs of gate and confidence head, and Dc of those of the recurrent cell.
         markov = {"Rm": Rm, "Dg": D + Rm, "Dc": D + 2 * Rm}
         groups = D // self.conv_group if self.conv_group else 0
-        return {**super().dimensions, **markov, "Tc": self.conv_taps, "Gc": groups, "Rs": self.selector_rank}
+        sizes = {**super().dimensions, **markov, "Tc": self.conv_taps, "Gc": groups, "Rs": self.selector_rank}
+        domino = {} if self.domino is None else self.domino.dimensions(D)
+        lilicorr = {} if self.lilicorr is None else self.lilicorr.dimensions(self.block_size, self.candidates)
+        return {**sizes, **domino, **lilicorr}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -158,6 +180,8 @@ class BlockConfig(AuxiliaryConfig):
             *self.output_head,
             *self._markov_parameters,
             *self._selector_parameters,
+            *(() if self.domino is None else self.domino.parameters(c.quantization_of)),
+            *(() if self.lilicorr is None else self.lilicorr.parameters(c.hidden_size)),
             *self._confidence_parameters,
         )
 
@@ -183,8 +207,8 @@ class BlockConfig(AuxiliaryConfig):
 
     @property
     def _convolution_parameters(self) -> tuple[Parameter, ...]:
-        """The convolutions of a DFlash2 head's layers. They are small and never quantised."""
-        if not self.is_dflash2:
+        """The convolutions of the layers. They are small and never quantised."""
+        if not self.conv_taps:
             return ()
         copies, parameters = indices(0, self.layers.num_layers), []
         for name in ("attention_conv", "mlp_conv"):
@@ -218,7 +242,9 @@ class BlockConfig(AuxiliaryConfig):
     def summary(self) -> str:
         block = f"{'causal ' if all(self.causal) else ''}block of {self.block_size}, {count(self.max_drafts, 'draft')}"
         markov = "" if self.markov is None else f", {self.markov} Markov head of rank {self.markov_rank}"
-        if self.is_dflash2:
-            markov = f", convolutions over {self.conv_taps} slots, selector of {self.candidates} candidates"
+        markov += "" if self.domino is None else f", Domino states of {self.domino.state_size}"
+        markov += f", convolutions over {self.conv_taps} slots" if self.conv_taps else ""
+        scores = "selector of" if self.lilicorr is None else "LiLiCorr scores of"
+        markov += f", {scores} {self.candidates} candidates" if self.candidates else ""
         aux = f"auxiliary layers {', '.join(map(str, self.aux_layers))}"
         return f"{count(self.layers.num_layers, 'layer')}, {block}{markov}, {self.vocabulary_summary}, {aux}"

@@ -1,4 +1,4 @@
-"""Block drafters: DFlash, DFlash2, JetSpec and DSpark (all of 2026), whose layers fill a block of mask tokens in one pass.
+"""Block drafters: DFlash, DFlash2, JetSpec, DSpark, Domino and LiLiCorr (all of 2026): layers fill a block in one pass.
 
 The *context* of a block are the tokens before its first slot, the anchor. All layers compute their keys and values of
 the context from its fused features (``fuse``), so the context goes through neither attention nor MLPs.
@@ -9,7 +9,8 @@ the context from its fused features (``fuse``), so the context goes through neit
     logits = head.draft_logits(hidden, target)                       # [B, n, Vd], over the draft vocabulary
 
 The Markov head of a DSpark head adds to the logits of a slot by the draft before it, so drafts are drawn one after
-another (``MarkovHead``). So does the candidate selector of a DFlash2 head (``jspec.models.heads.dflash2``)."""
+another (``MarkovHead``). DFlash2, Domino and LiLiCorr heads have something of the kind, too, each in a module of its own.
+``BlockHead.sequential`` is whichever a head has, with the interface of ``jspec.models.heads.sequential``."""
 
 import dataclasses
 import functools
@@ -23,8 +24,11 @@ from jspec.config.heads import BlockConfig
 from jspec.models.cache_pools import LayerKV
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.dflash2 import CandidateSelector, ConvolvedLayer
+from jspec.models.heads.domino import Domino
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.heads.eagle import LayeredHead, init_embedding
+from jspec.models.heads.lilicorr import LiLiCorr
+from jspec.models.heads.sequential import Slots
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import Linear, Norm, linear_maps, looked_up
 from jspec.models.w8a8 import with_quantized_inputs
@@ -84,7 +88,16 @@ class MarkovHead(nnx.Module):
         self.gate = linear("gate", D + Rm, Rm, bias=True) if config.markov == "gated" else None
         self.cell = linear("cell", D + 2 * Rm, 3 * Rm, bias=True) if config.markov == "rnn" else None
 
-    def start(self, rows: int) -> jax.Array:
+    def start(self, slots: Slots):
+        """See ``jspec.models.heads.sequential``."""
+
+        def read(state, previous, i: int):
+            added, state = self(slots.hidden[:, i : i + 1], previous, state)
+            return state, slots.logits[:, i : i + 1] + added
+
+        return self.no_state(len(slots.hidden)), read
+
+    def no_state(self, rows: int) -> jax.Array:
         """The state before the first draft of a block, ``[B, 1, Rm]``."""
         return jnp.zeros((rows, 1, self.rank), self.embedding.dtype)
 
@@ -124,7 +137,8 @@ class BlockHead(LayeredHead):
     Attributes:
       draft_ids: as in ``jspec.models.heads.draft_vocabulary``; None if every token can be proposed.
       markov: of a DSpark head; None in others.
-      selector: of a DFlash2 head, whose layers are ``ConvolvedLayer``; None in others.
+      selector: of a DFlash2 head; None in others.
+      domino, lilicorr: of these two kinds of heads; None in others.
       confidence: a linear map of the inputs that ``BlockConfig.confidence`` names to a logit: that of the probability
         that the draft of a slot is accepted if those before it are. None in a head without.
     """
@@ -136,7 +150,7 @@ class BlockHead(LayeredHead):
         linear = linear_maps(c, "", dtype=dtype, rngs=rngs)
         self.fuse_in = linear("fuse_in", E, D)
         self.context_norm = Norm(D, c.rms_norm_eps, dtype=dtype)
-        layer = functools.partial(ConvolvedLayer, config) if config.is_dflash2 else functools.partial(Layer, c)
+        layer = functools.partial(ConvolvedLayer, config) if config.conv_taps else functools.partial(Layer, c)
         self.layers: Any = nnx.List([layer(i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         self.norm = Norm(D, c.rms_norm_eps, dtype=dtype)
         self.head = linear("head", D, config.draft_vocab_size) if config.own_head else None
@@ -144,9 +158,17 @@ class BlockHead(LayeredHead):
         self.draft_tokens = None  # before ``prepare``
         self.markov = MarkovHead(config, dtype=dtype, rngs=rngs) if config.markov is not None else None
         self.selector = CandidateSelector(config, dtype=dtype, rngs=rngs) if config.is_dflash2 else None
+        self.domino = Domino(config, dtype=dtype, rngs=rngs) if config.domino is not None else None
+        self.lilicorr = LiLiCorr(config, dtype=dtype, rngs=rngs) if config.lilicorr is not None else None
         sizes = {None: 0, "hidden": D, "markov": D + Rm}
         read = sizes[config.confidence]
         self.confidence = Linear(read, 1, bias=True, dtype=dtype, rngs=rngs) if read else None
+
+    @property
+    def sequential(self) -> Any:
+        """How each draft depends on those before it, as ``jspec.models.heads.sequential`` says; None if it does not."""
+        kinds = self.markov, self.selector, self.domino, self.lilicorr
+        return next((kind for kind in kinds if kind is not None), None)
 
     def fuse(self, features):
         """Context ``[..., D]`` from joined auxiliary hidden states ``[..., E]``."""
@@ -179,7 +201,7 @@ class BlockHead(LayeredHead):
         return normed, tuple(written)
 
     def draft_logits(self, hidden, target):
-        """``[..., D] -> [..., Vd]``, over the draft vocabulary, without what a Markov head or a selector adds."""
+        """``[..., D] -> [..., Vd]``, over the draft vocabulary, without what ``sequential`` changes."""
         return target.logits(hidden) if self.head is None else self.head(hidden)
 
     def confidence_logits(self, hidden, previous):

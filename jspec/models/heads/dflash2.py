@@ -30,6 +30,7 @@ from flax import nnx
 
 from jspec.config.heads import BlockConfig
 from jspec.models.decoder_layer import Layer, add
+from jspec.models.heads.sequential import Slots, only_among
 from jspec.models.layers import Linear, Norm
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.sums import row_sum
@@ -113,6 +114,17 @@ class CandidateSelector(nnx.Module):
         self.predecessors = nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, dtype))
         self.successors = nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, dtype))
         self.project = Linear(D, config.selector_rank, dtype=dtype, rngs=rngs)
+
+    def start(self, slots: Slots):
+        """See ``jspec.models.heads.sequential``. What tokens are candidates depends on no draft."""
+        values, tokens = self.candidates(slots.logits)
+
+        def read(state, previous, i: int):
+            hidden, *candidates = (x[:, i : i + 1] for x in (slots.hidden, values, tokens))
+            scores = self.scores(hidden, previous, *candidates)
+            return state, only_among(candidates[1], scores, slots.logits.shape[-1])
+
+        return (), read
 
     def candidates(self, logits) -> tuple[jax.Array, jax.Array]:
         """The largest of logits ``[B, K, V]``, float32 ``[B, K, count]``, and their tokens, int32."""
