@@ -1,18 +1,16 @@
 """Public draft heads, most for mixtures of experts, as their publishers write them, on tiny targets of their families.
 
-Each head has the keys of config.json and the tensors that the publisher's code writes; its sizes are small, and those that
-are unequal in the published head are unequal here. The files on the hub themselves are not read. What it is that a head
-computes, tests/convert/test_convert_heads.py compares with the original code."""
+What it is that a head computes, tests/convert/test_convert_heads.py compares with the original code."""
 
-from collections.abc import Callable
+import importlib.util
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 from greedy_texts import drafted
+from public_heads import PUBLIC, ids
 from tiers import in_tiers
 from tiny import tiny_checkpoint
-from tiny_heads import NO_EMBEDDING, deepspec_eagle3, eagle, eagle3, p_eagle, speculators
+from tiny_heads import eagle3
 
 import jspec
 from convert.folders import read_draft_config
@@ -23,140 +21,6 @@ from jspec.checkpoints.layouts.published import PUBLISHED
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
 PROMPTS = [[5], [7, 8, 9] * 3]
 LAYERS = {"num_hidden_layers": 8}
-# Of gpt-oss, where the heads of the attention together are wider than the hidden states.
-WIDE = {"head_dim": 24, "intermediate_size": 160}
-MODELOPT = {"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
-
-class Public(NamedTuple):
-    """A published head.
-
-    Attributes:
-      names: of the repositories that have it in this form.
-      target: the architecture of its target.
-      write: ``(folder, **keys)``, which writes it.
-      keys: of its config.json.
-      said: what whoever loads it has to say, because config.json does not.
-      reads: the layers whose outputs it reads; none for the hidden states behind the final norm.
-    """
-
-    names: str
-    target: str
-    write: Callable[..., Path]
-    keys: dict[str, Any]
-    said: dict[str, Any]
-    reads: tuple[int, ...]
-
-
-def ids(*layers: int, **more) -> dict[str, Any]:
-    return {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers), "use_aux_hidden_state": True, **more}}
-
-
-PUBLIC = [
-    Public(
-        "yuhuili/EAGLE-mixtral-instruct-8x7B",
-        "MixtralForCausalLM",
-        eagle,  # multi-head attention and rope_theta 1e4, unlike its target
-        {"num_key_value_heads": None, "rms_norm_eps": 1e-6, **NO_EMBEDDING},
-        {},
-        (),
-    ),
-    Public(
-        "AngelSlim/Qwen3-a3B_eagle3, Tengyunw/qwen3_30b_moe_eagle3",
-        "Qwen3MoeForCausalLM",
-        eagle3,
-        {"architectures": ["LlamaForCausalLMEagle3"], "head_dim": 24, "rope_theta": 1e6, **NO_EMBEDDING},
-        {},
-        (2, 4, 5),
-    ),
-    Public(
-        "lmsys/Qwen3-235B-A22B-EAGLE3",
-        "Qwen3MoeForCausalLM",
-        eagle3,
-        {**ids(1, 2, 4), "head_dim": 24, **NO_EMBEDDING},
-        {},
-        (2, 3, 5),
-    ),
-    Public(
-        "nvidia/Qwen3-235B-A22B-Eagle3",
-        "Qwen3MoeForCausalLM",
-        eagle3,
-        {**ids(1, 2, 4, **MODELOPT), "rope_scaling": LLAMA3, **NO_EMBEDDING},
-        {},  # Model Optimizer collects what the layers return
-        (2, 3, 5),
-    ),
-    Public(
-        "lmsys/EAGLE3-gpt-oss-120b-bf16",
-        "GptOssForCausalLM",
-        eagle3,
-        {**ids(1, 2, 4), **WIDE, **NO_EMBEDDING},
-        {},
-        (2, 3, 5),
-    ),
-    Public(
-        "nvidia/gpt-oss-120b-Eagle3-v3",
-        "GptOssForCausalLM",
-        eagle3,
-        {**ids(4, 6, 8, **MODELOPT, norm_before_fc=True), **WIDE, "rope_scaling": LLAMA3, **NO_EMBEDDING},
-        {"aux_convention": "input_of"},
-        (4, 6, 8),  # the last is what the final norm reads
-    ),
-    Public(
-        "nvidia/gpt-oss-120b-Eagle3-short-context, -v2",
-        "GptOssForCausalLM",
-        eagle3,
-        {"eagle_config": {"use_aux_hidden_state": False, **MODELOPT}, **WIDE, **NO_EMBEDDING},
-        {},
-        (),
-    ),
-    Public(
-        "RedHatAI/gpt-oss-20b-speculator.eagle3",
-        "GptOssForCausalLM",
-        speculators,
-        {"norm_before_residual": True, "layers": WIDE},
-        {},
-        (2, 4, 5),
-    ),
-    Public(
-        "Dogacel/specdrift-gpt-oss-20b-eagle3, -120b-eagle3",
-        "GptOssForCausalLM",
-        eagle3,
-        {**WIDE, "norm_output": True, **NO_EMBEDDING},
-        {"norm_output": "recycled"},
-        (2, 4, 5),
-    ),
-    Public(
-        "amazon/GPT-OSS-20B-P-EAGLE, gpt-oss-120b-p-eagle",
-        "GptOssForCausalLM",
-        p_eagle,
-        {**WIDE, "num_hidden_layers": 4},
-        {},
-        (2, 4, 5),
-    ),
-    Public(
-        "deepseek-ai/eagle3_qwen3_4b_ttt7, _8b_ttt7, _14b_ttt7",
-        "Qwen3ForCausalLM",
-        deepspec_eagle3,  # which says what its layer ids mean by the key that it has for them
-        {},
-        {},
-        (1, 2, 3, 5, 6),
-    ),
-    Public(
-        "heads of the speculators package for Gemma",
-        "Gemma3ForCausalLM",
-        speculators,
-        {"draft_vocab_size": 97},
-        {},
-        (2, 4, 5),
-    ),
-]
 
 
 # The head of each way of writing, and of each family of targets.
@@ -223,3 +87,19 @@ def test_a_different_head_of_a_published_name_is_not_mistaken_for_it(tmp_path):
 def test_every_published_head_is_tried():
     tried = test_settings_of_a_published_head_need_not_be_given.pytestmark[0].args[1]
     assert {repository for repository, *_ in tried} == {name for name, head in PUBLISHED.items() if not head.disputed}
+
+
+def test_the_page_says_what_jspec_makes_of_them(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("torch")  # which writes assistants and pickles
+    file = Path(__file__).parents[2] / "docs" / "published_heads.py"
+    spec = importlib.util.spec_from_file_location("published_heads", file)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.main(["--check"]) == 0
+    changed = tmp_path / "page.md"
+    changed.write_text(script.PAGE.read_text().replace("| read |", "| refused |", 1))
+    monkeypatch.setattr(script, "PAGE", changed)
+    assert script.main(["--check"]) == 1
+    assert "run docs/published_heads.py" in capsys.readouterr().err

@@ -1,14 +1,13 @@
 """Multi-token prediction layers: read from their target's checkpoint, kept in a converted folder, and what they compute is
 what transformers computes."""
 
-import copy
 import json
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from greedy_texts import drafted
-from mtp_checkpoints import assert_drafts, chained, slots, with_layers
+from mtp_checkpoints import assert_drafts, by_transformers, chained, slots, with_layers
 from parity_cases import CASES, DEEPSEEK, GLM, SIZES
 from resaved import resave, set_keys
 from safetensors.numpy import load_file, save_file
@@ -26,54 +25,6 @@ L = SIZES["num_hidden_layers"]
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
 
 
-def reference(folder, family: str, settings: dict, count: int):
-    """A checkpoint that transformers wrote with ``count`` layers of its own class behind it, and the two models."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from transformers.modeling_layers import MtpModel
-
-    torch.manual_seed(0)
-    settings = copy.deepcopy({**SIZES, **settings, "attn_implementation": "eager"})
-    config = getattr(transformers, f"{family}Config")(**settings)
-    config.num_mtp_layers, config.mtp_mlp_layer_types = count, ["sparse"] * count
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    mtp = MtpModel(model, count).eval()
-    with torch.no_grad():
-        for one in (model, mtp):
-            for name, parameter in (*one.named_parameters(), *one.named_buffers()):
-                if "norm" in name:
-                    parameter.copy_(1 + 0.1 * torch.randn_like(parameter))
-                elif name.endswith("e_score_correction_bias"):
-                    parameter.copy_(0.1 * torch.randn_like(parameter))
-                elif parameter.ndim > 1:
-                    parameter.copy_(parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    published = {}
-    for name, array in mtp.state_dict().items():
-        published |= _published(name, array.numpy())
-    resave(folder, add=published, num_nextn_predict_layers=count)
-    return torch, model, mtp
-
-
-def _published(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-    """A tensor of ``MtpModel`` under the names that checkpoints have."""
-    if not name.startswith("layers."):
-        return {}  # embedding and output head are the target's
-    _, k, rest = name.split(".", 2)
-    at = f"model.layers.{L + int(k)}."
-    rest = "shared_head.norm.weight" if rest == "post_norm.weight" else rest.removeprefix("mtp_block.")
-    if rest.endswith("experts.gate_up_proj"):
-        halves = (np.split(one, 2) for one in array)
-        return {
-            f"{at}mlp.experts.{e}.{part}_proj.weight": np.ascontiguousarray(half)
-            for e, pair in enumerate(halves)
-            for part, half in zip(("gate", "up"), pair, strict=True)
-        }
-    if rest.endswith("experts.down_proj"):
-        return {f"{at}mlp.experts.{e}.down_proj.weight": np.ascontiguousarray(one) for e, one in enumerate(array)}
-    return {at + rest: np.array(array)}
-
-
 def draft_of(folder, **options):
     """Target and head, as modules."""
     (target, params), (config, drafts) = load_folder(folder), load_draft(folder, mtp=True, **options)
@@ -85,7 +36,7 @@ def draft_of(folder, **options):
     [("DeepseekV3", DEEPSEEK), ("Glm4MoeLite", GLM), CASES["deepseek-yarn"], CASES["glm4-moe"], CASES["glm4-moe-air"]],
 )
 def test_logits_equal_transformers(tmp_path, family, settings):
-    torch, model, mtp = reference(tmp_path, family, settings, 1)
+    torch, model, mtp = by_transformers(tmp_path, family, settings, 1)
     tokens = np.random.default_rng(1).integers(97, size=40)
     found, _ = slots(*draft_of(tmp_path), jnp.asarray(tokens, jnp.int32))
     with torch.no_grad():
@@ -98,7 +49,7 @@ def test_logits_equal_transformers(tmp_path, family, settings):
 
 def test_the_state_that_is_chained_is_that_of_transformers(tmp_path):
     """The second draft of GLM-4.5 reads the first layer's output after its norm, ``shared_head.norm``."""
-    torch, model, mtp = reference(tmp_path, *CASES["glm4-moe"], 2)
+    torch, model, mtp = by_transformers(tmp_path, *CASES["glm4-moe"], 2)
     tokens = np.random.default_rng(2).integers(97, size=12)
     target, head = draft_of(tmp_path)
     with torch.no_grad():

@@ -1,10 +1,14 @@
 """Tiny checkpoints with multi-token prediction layers behind their last layer, or under names of their own."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from greedy_texts import drafted
-from resaved import set_keys
+from parity_cases import SIZES
+from resaved import resave, set_keys
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
@@ -39,6 +43,54 @@ def with_layers(path, architecture="Glm4MoeLiteForCausalLM", layers=1, **overrid
         tensors[f"model.layers.{k}.shared_head.head.weight"] = tensors["lm_head.weight"]
     write_weights(folder, tensors)
     return folder
+
+
+def by_transformers(folder, family: str, settings: dict, count: int):
+    """A checkpoint that transformers wrote with ``count`` layers of its own class behind it, and the two models."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_layers import MtpModel
+
+    torch.manual_seed(0)
+    settings = copy.deepcopy({**SIZES, **settings, "attn_implementation": "eager"})
+    config = getattr(transformers, f"{family}Config")(**settings)
+    config.num_mtp_layers, config.mtp_mlp_layer_types = count, ["sparse"] * count
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    mtp = MtpModel(model, count).eval()
+    with torch.no_grad():
+        for one in (model, mtp):
+            for name, parameter in (*one.named_parameters(), *one.named_buffers()):
+                if "norm" in name:
+                    parameter.copy_(1 + 0.1 * torch.randn_like(parameter))
+                elif name.endswith("e_score_correction_bias"):
+                    parameter.copy_(0.1 * torch.randn_like(parameter))
+                elif parameter.ndim > 1:
+                    parameter.copy_(parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tensors, first = {}, config.num_hidden_layers
+    for name, array in mtp.state_dict().items():
+        tensors |= published(name, array.numpy(), first)
+    resave(folder, add=tensors, num_nextn_predict_layers=count)
+    return torch, model, mtp
+
+
+def published(name: str, array: np.ndarray, first: int) -> dict[str, np.ndarray]:
+    """A tensor of ``MtpModel`` under the names that it has in a checkpoint, where such layers begin at number ``first``."""
+    if not name.startswith("layers."):
+        return {}  # embedding and output head are the target's
+    _, k, rest = name.split(".", 2)
+    at = f"model.layers.{first + int(k)}."
+    rest = "shared_head.norm.weight" if rest == "post_norm.weight" else rest.removeprefix("mtp_block.")
+    if rest.endswith("experts.gate_up_proj"):
+        halves = (np.split(one, 2) for one in array)
+        return {
+            f"{at}mlp.experts.{e}.{part}_proj.weight": np.ascontiguousarray(half)
+            for e, pair in enumerate(halves)
+            for part, half in zip(("gate", "up"), pair, strict=True)
+        }
+    if rest.endswith("experts.down_proj"):
+        return {f"{at}mlp.experts.{e}.down_proj.weight": np.ascontiguousarray(one) for e, one in enumerate(array)}
+    return {at + rest: np.array(array)}
 
 
 def placements(target, layers):
