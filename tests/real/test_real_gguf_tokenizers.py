@@ -1,7 +1,7 @@
 """Tokenizers of real GGUF files make the tokens that the original ones make of the same texts.
 
-Beside the vocabularies in llama.cpp's folder ``models`` (``ggml-vocab-*.gguf``) lie texts (``.inp``), and the tokens that the
-original tokenizers made of them (``.out``). The source archive of llama-cpp-python has that folder, too."""
+Beside the vocabularies in llama.cpp's folder ``models`` (``ggml-vocab-*.gguf``) lie texts (``.inp``), and the tokens that
+the original tokenizers made of them (``.out``). The source archive of llama-cpp-python has that folder, too."""
 
 import re
 import unicodedata
@@ -23,7 +23,6 @@ from tokenizers import AddedToken
 
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.gguf.header import read_header
-
 
 PUBLISHED = (
     *("command-r", "deepseek-coder", "deepseek-llm", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3"),
