@@ -100,22 +100,24 @@ def passages_of(name: str) -> list[list[int]]:
     return [reference_tokenizer(name).encode(text) for text in PASSAGES]
 
 
-def reference_model(name: str, dtype: str = "float32") -> Any:
-    """A model of transformers. Its threads, which wait for work at every one of a small model's products, would be slower
-    than one thread wherever something else runs."""
+def reference_model(name: str, dtype: str = "float32", attention: str = "eager") -> Any:
+    """A model of transformers. An ``attention`` of "sdpa" keeps no scores of each two tokens, of which long texts have many.
+
+    Its threads, which wait for work at every one of a small model's products, would be slower than one thread wherever
+    something else runs."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.set_num_threads(1)
-    options = {"dtype": getattr(torch, dtype), "attn_implementation": "eager", "local_files_only": True}
+    options = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "local_files_only": True}
     return transformers.AutoModelForCausalLM.from_pretrained(folder(name), **options).eval()
 
 
-def read(model: Any, tokens: Sequence[int]) -> np.ndarray:
-    """float32 ``[n, V]``: the logits of a model of transformers after each of n tokens."""
+def read(model: Any, tokens: Sequence[int], last: int = 0) -> np.ndarray:
+    """float32 ``[n, V]``: the logits of a model of transformers after each of n tokens, or after each of the ``last``."""
     import torch
 
     with torch.inference_mode():
-        return model(torch.tensor([list(tokens)]), use_cache=False).logits[0].float().numpy()
+        return model(torch.tensor([list(tokens)]), use_cache=False, logits_to_keep=last).logits[0].float().numpy()
 
 
 def written(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, **settings) -> list[list[int]]:

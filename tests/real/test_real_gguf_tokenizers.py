@@ -1,9 +1,9 @@
 """Tokenizers of real GGUF files make the tokens that the original ones make of the same texts.
 
-Beside vocabularies that llama.cpp publishes (``ggml-vocab-*.gguf``) lie texts and the tokens that the original tokenizers
-made of them."""
+Beside the vocabularies in llama.cpp's folder ``models`` (``ggml-vocab-*.gguf``) lie texts (``.inp``), and the tokens that
+the original tokenizers made of them (``.out``). The source archive of llama-cpp-python has that folder, too."""
 
-import os
+import re
 import unicodedata
 from pathlib import Path
 
@@ -18,16 +18,17 @@ from gguf_tokenizers import (
     load,
     transformers,
 )
-from real_models import NAMES, SMOL, VARIABLE, gguf_file
+from real_models import NAMES, SMOL, gguf_file
 from tokenizers import AddedToken
 
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.gguf.header import read_header
 
-
-def vocabularies() -> list[Path]:
-    folder = os.environ.get(VARIABLE)
-    return sorted(Path(folder, "gguf").glob("*.gguf.inp")) if folder else []
+PUBLISHED = (
+    *("command-r", "deepseek-coder", "deepseek-llm", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3"),
+    *("qwen2", "qwen35", "refact", "starcoder"),
+)
+REFUSED = {"bert-bge": "tokenizer.ggml.model='bert'", "falcon": "tokenizer.ggml.pre='falcon'"}
 
 
 def real(path: Path, folder: Path):
@@ -35,24 +36,26 @@ def real(path: Path, folder: Path):
     return header.metadata, load(path, folder)
 
 
-@pytest.mark.parametrize("path", vocabularies() or [None], ids=lambda path: path and path.name)
-def test_published_tokens(path, tmp_path):
-    """Tokens that the original tokenizers made, beside vocabularies that llama.cpp publishes."""
-    if path is None:
-        pytest.skip(f"{VARIABLE} has no file gguf/ggml-vocab-*.gguf.inp")
-    try:
-        _, tokenizer = real(path.with_suffix(""), tmp_path / "hf")
-    except Refusal as refusal:
-        pytest.skip(str(refusal))
-    texts = path.read_text("utf-8").split("\n__ggml_vocab_test__\n")
-    lines = path.with_suffix(".out").read_text("utf-8").split("\n")[: len(texts)]
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_tokens(name, tmp_path):
+    path = gguf_file(f"ggml-vocab-{name}")
+    _, tokenizer = real(path, tmp_path / "hf")
+    texts = Path(f"{path}.inp").read_text("utf-8").split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{path}.out").read_text("utf-8").split("\n")[: len(texts)]
     tokens = [[int(token) for token in line.split()] for line in lines]
-    if "qwen35" in path.name:  # made without the NFC that transformers' own class has
+    if name == "qwen35":  # made without the NFC that transformers' own class has
         texts, tokens = zip(
             *[pair for pair in zip(texts, tokens, strict=True) if unicodedata.is_normalized("NFC", pair[0])],
             strict=True,
         )
     assert [tokenizer.encode(text, add_special_tokens=False) for text in texts] == list(tokens)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_published_vocabularies_with_other_rules_are_refused(name, tmp_path):
+    path = gguf_file(f"ggml-vocab-{name}")
+    with pytest.raises(Refusal, match=re.escape(REFUSED[name])):
+        real(path, tmp_path / "hf")
 
 
 def marked(metadata, kind: int) -> list[str]:

@@ -15,11 +15,14 @@ WEIGHTS = {
     (SMOL, "fp8", "fp8"): 6.0e-2,
     (SMOL, "int4", "auto"): 0.32,
     (QWEN, "int8", "auto"): 1.75e-3,
+    (QWEN, "int8", "int8"): 2.1e-2,
+    (QWEN, "fp8", "fp8"): 1.6e-2,
     (QWEN, "int4", "auto"): 8.0e-2,
     (GEMMA, "int8", "auto"): 8.9e-3,
 }
 CACHES = {
     (SMOL, "fp8_per_token_head"): 6.3e-3,
+    (GEMMA, "fp8_per_token_head"): 7.1e-3,
     (QWEN, "fp8_per_token_head"): 1.1e-2,
 }
 
