@@ -246,6 +246,16 @@ OTHER_KINDS = {
             {"speculators_model_type": "mlp"},
             "eagle, dflash, dflash2, dspark, mtp; other kinds",
         ),
+        *(
+            (
+                "dflash",
+                layout,
+                {"architectures": [name]},
+                f"'{name}'.*: expected the class of a draft head that jspec knows",
+            )
+            for layout in ("native", "speculators")
+            for name in ("NewDraftModel", "LagunaDFlashDraftModel", "KVNativeDSparkDraftModel", "LlamaForCausalLM")
+        ),
         ("dflash2", "speculators", {"speculators_model_type": "dflash"}, "='dflash': expected 'dflash2', because"),
     ],
 )
@@ -253,11 +263,3 @@ def test_heads_of_other_kinds_with_the_same_tensors_are_refused(tmp_path, name, 
     _, _, folder = exported(tmp_path / "head", name, layout, **keys)
     with pytest.raises(Refusal, match=message):
         load_draft(folder)
-
-
-def test_an_unknown_class_is_read_with_a_warning(tmp_path):
-    config, _, folder = exported(tmp_path / "head", "dflash", "native", architectures=["NewDraftModel"])
-    with pytest.warns(
-        UserWarning, match=r"\['NewDraftModel'\] names a class that jspec does not know.*those of a DFlash head"
-    ):
-        assert load_draft(folder)[0] == config

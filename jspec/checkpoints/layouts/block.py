@@ -17,7 +17,6 @@ slot drafts first: the class in ``architectures`` decides, unless ``sample_from_
 (``jspec.checkpoints.layouts.block_settings``)."""
 
 import os
-import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -38,7 +37,7 @@ from jspec.checkpoints.layouts.block_settings import (
     said_of_anchor,
 )
 from jspec.checkpoints.layouts.eagle3_settings import Settings
-from jspec.checkpoints.layouts.format import CheckpointFormat, architectures, refuse_gemma
+from jspec.checkpoints.layouts.format import CheckpointFormat, architectures
 from jspec.checkpoints.layouts.layers import layer_fields, num_numbered_layers, read_layers, window_fields
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.checkpoints.layouts.vocabulary import D2T, T2D, with_draft_ids, with_public_vocabulary
@@ -46,7 +45,7 @@ from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, tensor_table
 from jspec.config.heads import EMBEDDING, BlockConfig
 
-CLASSES = ("dflashdraftmodel", "dflash2draftmodel", "dsparkdraftmodel", "qwen3dsparkmodel")  # in lower case
+CLASSES = ("DFlashDraftModel", CLASS, "DSparkDraftModel", "Qwen3DSparkModel")
 TYPE_OF_SPECULATORS = "speculators_model_type"  # in that format alone
 MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
@@ -58,7 +57,6 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
     """
     refuse_mask_embedding(folder)
-    refuse_gemma(fields)
     settings = Settings.of(fields, DFLASH)
     anchor_first = said_of_anchor(settings)
     if anchor_first is None:
@@ -68,20 +66,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     if aux_layers is None:
         raise settings.refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
     own = read_sizes(settings, tensors, layers.hidden_size, None) if is_dflash2(fields, settings, tensors) else {}
-    layout = build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
-    _warn_of_unknown_class(fields, layout.label)
-    return layout
-
-
-def _warn_of_unknown_class(fields: Fields, label: str):
-    """Warn of a class that is none of ``CLASSES``: heads of another kind may have the same tensors."""
-    given = fields.raw.get("architectures")
-    if given and not any(name in architectures(fields) for name in CLASSES):
-        warnings.warn(
-            f"{fields.where}: architectures={given!r} names a class that jspec does not know; its weights are read as those "
-            f"of a {label}",
-            stacklevel=2,
-        )
+    return build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
 
 
 def build(
@@ -254,4 +239,5 @@ FORMAT = CheckpointFormat(
     write_config=lambda config, target_name, _: hf_config(config, target_name),
     write_tensors=with_public_vocabulary,
     lists_layers=True,
+    classes=CLASSES,
 )

@@ -110,5 +110,6 @@ FORMAT = CheckpointFormat(
     write_config=hf_config,
     write_tensors=with_public_vocabulary,
     lists_layers=True,
+    classes=("DFlashSpeculator", "DSparkSpeculator", *block.CLASSES),
     name="speculators",
 )

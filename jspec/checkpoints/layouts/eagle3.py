@@ -33,6 +33,19 @@ from jspec.checkpoints.tensors.layout import Layout, reshaped
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement, renamed, tensor_table
 from jspec.config.heads import EMBEDDING, Eagle3Config
 
+CLASSES = (
+    "LlamaForCausalLMEagle3",
+    "Eagle3LlamaForCausalLM",
+    "Eagle3Qwen3ForCausalLM",
+    "Eagle3Qwen2_5vlForCausalLM",
+    "Eagle3Qwen3vlForCausalLM",
+    "Eagle3MiniMaxM2ForCausalLM",
+    "Eagle3DeepseekV2ForCausalLM",
+    NEMO,
+    "Qwen3Eagle3Model",
+    "PeagleLlamaForCausalLM",
+    "PeagleQwen3ForCausalLM",
+)
 OLD_AUX_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
 
 # Settings that change what a draft head computes, each with the only value that is supported.
@@ -242,4 +255,6 @@ FORMAT = CheckpointFormat(
     recognises=_recognises,
     read=lambda _, fields, tensors, options: read(fields, tensors, options),
     lists_layers=True,
+    classes=CLASSES,
+    names_target=True,
 )
