@@ -22,7 +22,9 @@ SIZES = {"vocab_size": 29, "hidden_size": 16, "num_attention_heads": 2, "num_key
 BLOCKS = {
     name: config
     for name, config in VARIANTS.items()
-    if isinstance(config, BlockConfig) and config.quantization is None  # layouts have no scales
+    if isinstance(config, BlockConfig)
+    and config.quantization is None  # layouts have no scales
+    and not config.windows_from_anchor  # which depends on the layout, below
 }
 # The format has no causal layers without windows.
 SPECULATORS = [name for name in BLOCKS if name not in ("jetspec", "dflash2-causal")]
@@ -34,7 +36,8 @@ def exported(
     """Config and params of a head, and where it was written. ``change`` is of its config, ``keys`` are of config.json."""
     windows = {"windows": ()} if layout == "native" and not any(BLOCKS[name].causal) else {}
     layers = dataclasses.replace(BLOCKS[name].layers, **windows)
-    config = dataclasses.replace(BLOCKS[name], layers=layers, **(change or {}))
+    change = change or {"windows_from_anchor": layout == "speculators" and any(BLOCKS[name].causal)}
+    config = dataclasses.replace(BLOCKS[name], layers=layers, **change)
     params = {name: np.asarray(array) for name, array in flat_params(random_head(config)).items()}
     export_draft(folder, config, params, target_name="the/target", dtype="float32", layout=layout)
     return config, params, set_keys(folder, **keys)
@@ -67,6 +70,14 @@ def test_windows_in_layers_that_are_not_causal_are_stated(tmp_path):
     assert load_draft(folder)[0] == config
     with pytest.raises(ValueError, match=r"causal=\(False, False\): expected True for each layer, or \(False, True\)"):
         exported(tmp_path / "native", "dflash", "native", {"causal": (False, False)})
+
+
+def test_a_window_is_counted_from_the_anchor_where_speculators_trained_the_head(tmp_path):
+    """Neither layout can state the rule of the other, and a head is not written with another than its own."""
+    for layout, other in (("speculators", False), ("native", True)):
+        assert load_draft(exported(tmp_path / layout, "dflash", layout)[2])[0].windows_from_anchor is not other
+        with pytest.raises(ValueError, match=f"windows_from_anchor={other}: expected {not other} in"):
+            exported(tmp_path / "other", "dflash", layout, {"windows_from_anchor": other})
 
 
 def test_settings_in_a_nested_object_are_read(tmp_path):

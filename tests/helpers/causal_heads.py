@@ -137,12 +137,12 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     positions = jnp.concatenate([_positions(text), anchor + place], axis=1)
     fused, x, written = head.fuse(features), head.embed(tokens, target), []
     for i, layer in enumerate(head.layers):
-        a, window = layer.attention, config.layers.windows[i]
+        a = layer.attention
         slots, finish = _convolved(config, getattr(layer, "attention_conv", None), layer.attention_norm(x))
         qkv, _, rotation = a._projected(jnp.concatenate([fused, slots], axis=1), positions)
         q, k, v = jnp.split(qkv, [a.num_heads, a.num_heads + a.num_kv_heads], axis=2)
         q, k = (apply_rope(part, rotation) for part in (q, k))
-        seen = _seen(positions, anchor, config.causal[i], window, S, config.layers.max_position)
+        seen = _seen(config, i, positions, anchor, S)
         k, v = (jnp.moveaxis(part, 2, 0) for part in (k, v))
         written.append((k[:, :, :S], v[:, :, :S]))
         v = jnp.where(jnp.any(seen, axis=1)[None, :, :, None], v, 0)  # what nobody sees may be NaN
@@ -189,13 +189,16 @@ def _selected(head, logits, hidden, text, length, i: int):
     return jnp.where(unary >= least[:, None], unary + gate @ chosen.successors[...].T, -jnp.inf)
 
 
-def _seen(positions, anchor, causal: bool, window: int | None, S: int, max_position: int):
+def _seen(config, layer: int, positions, anchor, S: int):
     """Which of the S tokens of a text and of the slots behind them each slot of a block sees, bool ``[B, n, S + n]``."""
+    causal, window, max_position = config.causal[layer], config.layers.windows[layer], config.layers.max_position
     key, query = positions[:, None], positions[:, S:, None]
     of_context = jnp.arange(positions.shape[1])[None, None] < S
     seen = jnp.where(of_context, key < anchor[:, None], key < max_position)
     if causal:
         seen = seen & (of_context | (key <= query))
+        if window is not None and config.windows_from_anchor:
+            return seen & (~of_context | (key >= anchor[:, :, None] - window))
         return seen if window is None else seen & (key > query - window)
     seen = jnp.broadcast_to(seen, (len(key), query.shape[1], key.shape[2]))
     if window is None:

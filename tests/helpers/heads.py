@@ -98,6 +98,7 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "dflash-short": BlockConfig(
         dataclasses.replace(BLOCK, max_position=SHORT), V, D, (1, 3), 8, MASK, True, (False, False), own_embedding=True
     ),
+    "dflash-anchored": BlockConfig(BLOCK, V, D, (0, 2, 3), 5, MASK, False, (False, True), windows_from_anchor=True),
     "dspark-rnn": BlockConfig(BLOCK, V, D, (2,), 8, MASK, True, (False, False), "rnn", 4, "hidden"),
     "dspark-vanilla": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), "vanilla", 4),
     "assistant-all-tokens": AssistantConfig(dataclasses.replace(ASSISTANT, windows=(None, 12)), D),

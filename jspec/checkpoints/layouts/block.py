@@ -77,7 +77,7 @@ def build(
     aux_layers: tuple[int, ...],
     anchor_first: bool,
     causal: tuple[bool, ...],
-    own: Mapping[str, int],
+    own: Mapping[str, Any],
 ) -> Layout:
     """The ``Layout`` of a block drafter.
 
@@ -87,7 +87,7 @@ def build(
       options: of the user.
       layers: the config of the layers.
       aux_layers, anchor_first, causal: as in ``BlockConfig``.
-      own: the fields of ``BlockConfig`` that a DFlash2 head alone has.
+      own: the fields of ``BlockConfig`` that not every head has.
 
     Raises:
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
@@ -207,6 +207,7 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         both_ways = {"is_causal": False} if config.is_dflash2 and any(windows) and not any(config.causal) else {}
         stated = every or config.causal == plain or bool(both_ways)
         require(stated, "causal", config.causal, f"True for each layer, or {plain}")
+        require(not config.windows_from_anchor, "windows_from_anchor", True, "False in this layout")
         require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
         dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}
         own = {DFLASH: dflash | size_fields(config) | (anchor if config.anchor_first else {})}

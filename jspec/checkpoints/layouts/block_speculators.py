@@ -3,7 +3,8 @@
 Settings are at the top of config.json, and those of the layers in ``transformer_layer_config``. Unlike in other layouts, id
 k in ``aux_hidden_state_layer_ids`` means the residual stream after k layers. A layer with a window is causal unless
 ``sliding_window_non_causal`` says otherwise, whose default is true for ``dflash2`` and false for the others; without a
-window a layer never is."""
+window a layer never is. Either way the package trains a window of W on the W tokens before the anchor, whichever slot of the
+block looks back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,7 +54,8 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     slides = fields.flag("sliding_window_non_causal", dflash2)
     causal = tuple(window is not None and not slides for window in layers.windows)
     aux_layers, first = listed_after(settings, IDS, shift=0, least=0), _anchor_first(settings, fields)
-    own = read_sizes(settings, tensors, layers.hidden_size, DEFAULT_CANDIDATES) if dflash2 else {}
+    own: dict[str, Any] = read_sizes(settings, tensors, layers.hidden_size, DEFAULT_CANDIDATES) if dflash2 else {}
+    own["windows_from_anchor"] = any(causal)
     return block.build(settings, tensors, options, layers, aux_layers, first, causal, own)
 
 
@@ -78,6 +80,8 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
     slides = any(windows) and not any(config.causal)
     plain = tuple(window is not None and not slides for window in windows)
     require(config.causal == plain, "causal", config.causal, f"{plain} in the speculators format")
+    expected = f"{any(plain)} in the speculators format"
+    require(config.windows_from_anchor == any(plain), "windows_from_anchor", config.windows_from_anchor, expected)
     kind = KIND if config.is_dflash2 else config.method
     classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
     dspark = {

@@ -27,7 +27,8 @@ class BlockConfig(AuxiliaryConfig):
 
     Attributes:
       layers: the decoder layers. The vocabulary is the target's, V. A layer with a window W sees the W newest tokens of the
-        context before the anchor and the whole block; if it is causal, the W newest slots up to its own.
+        context before the anchor and the whole block; if it is causal, the W newest slots up to its own, unless
+        ``windows_from_anchor``.
       draft_vocab_size: Vd, how many tokens the output head has logits for.
       target_hidden_size: Dt, width of the target's residual stream.
       aux_layers: which auxiliary hidden states the context joins: k is the residual stream after k layers of the target.
@@ -37,6 +38,8 @@ class BlockConfig(AuxiliaryConfig):
         the block as many drafts as it has slots. If not, slot i > 0 predicts the token in its own place, and the anchor's
         slot none.
       causal: of each layer, whether a slot sees none of the slots behind it.
+      windows_from_anchor: whether each slot of a causal layer with a window W sees the W newest tokens of the context before
+        the anchor, and the block up to its own slot, as heads of the ``speculators`` package do.
       markov: how each draft of a DSpark head depends on the one before it, whose embedding ``[Rm]`` is mapped to an addend
         of the logits: as it is (``vanilla``), times a gate of the hidden state and the embedding (``gated``), or by way of
         a recurrent cell with a state ``[Rm]`` (``rnn``). None in a DFlash head.
@@ -86,6 +89,7 @@ class BlockConfig(AuxiliaryConfig):
     conv_group: int = 0
     selector_rank: int = 0
     candidates: int = 0
+    windows_from_anchor: bool = False
 
     def __post_init__(self):
         V, mask = self.layers.vocab_size, self.mask_token_id
@@ -98,6 +102,9 @@ class BlockConfig(AuxiliaryConfig):
         each = len(self.causal) == layers and all(isinstance(flag, bool) for flag in self.causal)
         require(each, "causal", self.causal, f"True or False for each of {layers} layers")
         require(self.markov in (None, *MARKOVS), "markov", self.markov, f"None or one of {', '.join(MARKOVS)}")
+        pairs = zip(self.causal, self.layers.windows, strict=True)
+        some = isinstance(from_anchor := self.windows_from_anchor, bool) and (not from_anchor or any(map(all, pairs)))
+        require(some, "windows_from_anchor", from_anchor, "False, because no causal layer has a window")
         rank = self.markov_rank
         fits = is_int(rank) and (0 < rank < 2**31 if self.markov is not None else rank == 0)
         require(fits, "markov_rank", rank, "an integer of at least 1 with a Markov head, 0 without")

@@ -45,18 +45,35 @@ class BlockView(PagedView):
     Attributes:
       block: n, how many of the call's tokens are the block; they are the last.
       causal: whether a slot of the block sees none of the slots behind it. If not, it sees all valid ones.
+      from_anchor: whether a window counts tokens before the anchor in a causal block, too.
     """
 
     block: int = dataclasses.field(default=1, metadata={"static": True})
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
+    from_anchor: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def extend(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int, spec: AttentionSpec):
         """As ``View.extend``, with the attention of the block alone, ``[B, n, N, H]``.
 
-        With a window W, a slot of a block that is not causal sees W tokens of the context."""
+        With a window W, a slot of a block that is not causal, or whose windows are counted from the anchor, sees W tokens
+        of the context."""
         n = self.block
         q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
         last, valid = self.positions[:, -n:], self.valid[:, -n:]
+        if self.causal and self.from_anchor and spec.window is not None:
+            # Each slot sees one more than the slot before it, and so has a window, and a pass, of its own.
+            return jnp.concatenate(
+                [
+                    paged_attention(
+                        q[:, i - n : i - n + 1 or None],
+                        *(kv.k, kv.v),
+                        PagedQueries(self.table, last[:, i : i + 1], valid[:, i : i + 1]),
+                        dataclasses.replace(spec, window=spec.window + i + 1),
+                    )
+                    for i in range(n)
+                ],
+                axis=1,
+            ), kv
         if not self.causal:
             newest = jnp.max(jnp.where(valid, last, -1), axis=1, keepdims=True)
             last = jnp.broadcast_to(newest, last.shape)
@@ -173,7 +190,7 @@ class BlockHead(LayeredHead):
         x, normed, written = embedded, self.layers[0].attention_norm(embedded), []
         norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
         for layer, after, causal, kv in zip(self.layers, norms, self.config.causal, cache, strict=True):
-            seen = dataclasses.replace(view, causal=causal)
+            seen = dataclasses.replace(view, causal=causal, from_anchor=self.config.windows_from_anchor)
             x, normed, kv = layer(x, jnp.concatenate([context, normed], axis=1), positions, kv, seen, after)
             written.append(kv)
         return normed, tuple(written)
