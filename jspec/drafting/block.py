@@ -1,4 +1,4 @@
-"""Block drafters: DFlash, DFlash2, JetSpec and DSpark. One pass computes the hidden states of all drafts."""
+"""Block drafters: DFlash, DFlash2, JetSpec, DSpark and XPress. One pass computes the hidden states of all drafts."""
 
 import dataclasses
 
@@ -15,7 +15,8 @@ from jspec.sampling.verify import Proposal
 
 @dataclasses.dataclass(frozen=True)
 class Block(CachedHead):
-    """A draft head that fills a block of mask tokens behind the newest token (DFlash, DFlash2, JetSpec and DSpark, 2026).
+    """A draft head that fills a block of mask tokens behind the newest token (DFlash, DFlash2, JetSpec, DSpark and
+    XPress, 2026).
 
     The pass of a round caches the context of the tokens that the last round committed, whose features the target has
     computed by now, and reads the block behind them. The block begins with the newest committed token, which has no feature
@@ -24,6 +25,7 @@ class Block(CachedHead):
     A head whose slots see all others was trained for blocks of one size: it always has that many slots, of which a smaller K
     draws the first. The drafts of a DFlash or JetSpec head do not see each other, as in ``drafting.parallel``. Those of a
     DSpark head are drawn one after another, and so are those of a DFlash2 head, each among the likeliest tokens of its slot.
+    Those of an XPress head are the likeliest tokens after its last pass, at any temperature, as its passes were trained.
     """
 
     head: BlockHead
@@ -41,7 +43,10 @@ class Block(CachedHead):
     def slots(self) -> int:
         """n, the slots of a block. Slots behind the last draft matter only where slots attend to later ones."""
         config = self.head.config
-        return self.first + self.num_draft_tokens if all(config.causal) else config.block_size
+        # The refiner of an XPress head reads the mean of a whole block.
+        return (
+            self.first + self.num_draft_tokens if all(config.causal) and not config.refiner_rank else config.block_size
+        )
 
     @property
     def slots_beyond(self) -> int:
@@ -55,11 +60,13 @@ class Block(CachedHead):
         drawing, anchor, K = self.drawing(context), context.length - 1, self.num_draft_tokens
         # Draft i is made by the slot at anchor + first + i, so the draft head must have that position.
         room = jnp.where(anchor > 0, context.room_within(self.max_position - anchor - self.first), 0)
-        hidden, cache = self._read(state, context)
-        hidden = hidden[:, self.first : self.first + K]
+        block, cache, valid = self._read(state, context)
+        hidden = block[:, self.first : self.first + K]
         logits, newest = self.head.draft_logits(hidden, self.target), context.tokens_at(anchor[:, None])
         if self.head.selector is not None:
             proposal = self._selected(drawing, hidden, logits, newest, room)
+        elif self.head.refiner is not None:
+            proposal = self._refined(drawing, self.head.refiner.inputs(block, valid), logits, context, room)
         elif self.head.markov is not None:
             proposal = self._sequential(drawing, hidden, logits, newest, room)
         else:
@@ -75,7 +82,8 @@ class Block(CachedHead):
         return dataclasses.replace(proposal, confidence=confidence)
 
     def _read(self, state, context: Context):
-        """The pass: hidden states ``[B, n, D]``, after the final norm, and the cache."""
+        """The pass: hidden states ``[B, n, D]``, after the final norm, the cache, and bool ``[B, n]``, which slots have a
+        position."""
         config, anchor, n = self.head.config, context.length - 1, self.slots
         window = make_window(context, context.previous - 1, anchor, self.num_draft_tokens, 0, self.max_position)
         places = anchor[:, None] + jnp.arange(n, dtype=jnp.int32)[None]
@@ -83,7 +91,34 @@ class Block(CachedHead):
         positions = jnp.concatenate([window.positions, places], axis=1)
         view = BlockView(context.table, positions, jnp.concatenate([window.valid, known], axis=1), block=n)
         block = jnp.where(places == anchor[:, None], context.tokens_at(places), config.mask_token_id)
-        return self.head(self.head.fuse(context.features), self.head.embed(block, self.target), positions, state, view)
+        fused, embedded = self.head.fuse(context.features), self.head.embed(block, self.target)
+        return *self.head(fused, embedded, positions, state, view), known
+
+    def _refined(self, drawing: Drawing, inputs, logits, context: Context, room) -> Proposal:
+        """The likeliest tokens after every pass of the refiner. They follow from the committed text alone, so that each is a
+        point mass.
+
+        Args:
+          drawing: how drafts are drawn.
+          inputs: as of ``Refiner``.
+          logits: ``[B, K, Vd]``, without the refiner's term.
+          context: of the round.
+          room: int32 ``[B]``, the largest number of drafts that the row can use.
+        """
+        refiner, passes = self.head.refiner, min(self.head.config.refine_passes, self.num_draft_tokens)
+        assert refiner is not None
+        known = jnp.arange(-self.first, 1, dtype=jnp.int32)[
+            None
+        ]  # the anchor, and the token before it for the anchor's slot
+        known, refined = context.tokens_at(context.length[:, None] - 1 + known), logits
+        for _ in range(passes):
+            drafts = jnp.argmax(refined, axis=-1).astype(jnp.int32)
+            if drawing.vocabulary is not None:
+                drafts = drawing.vocabulary.tokens[drafts]
+            previous = jnp.concatenate([known, context.with_fixed(drafts)[:, :-1]], axis=1)
+            refined = logits + refiner(inputs, previous, self.first)
+        drawn = dataclasses.replace(drawing, speculation=dataclasses.replace(self.speculation, draft_sampling="argmax"))
+        return drawn.at_once(refined, room)
 
     def _sequential(self, drawing: Drawing, hidden, logits, anchor, room) -> Proposal:
         """Draws in sequence, each conditioned on the one before it.

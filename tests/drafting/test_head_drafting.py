@@ -50,6 +50,8 @@ QUICK = [
     ("dflash", 3),  # fewer drafts than the block has
     ("dflash-anchored", 3),
     ("dspark", 4),
+    ("xpress", 3),
+    ("xpress-causal", 8),
     ("dflash2", 3),
     ("dflash2-causal", 8),
     ("jetspec", 8),

@@ -20,6 +20,7 @@ from jspec.config.heads import (
     PardConfig,
 )
 from jspec.models.cache_pools import without_slots
+from jspec.models.heads.draft_vocabulary import tokens_of
 from jspec.models.kv_cache import CausalView, View
 from jspec.pallas.attention.reference import apply_rope, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec
@@ -131,7 +132,7 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     """A block behind a context, in one softmax over both. Slots at positions that the draft head does not have are no part
     of the block."""
     first, S = (0 if config.anchor_first else 1), text.shape[1]
-    n = first + K if all(config.causal) else config.block_size
+    n = first + K if all(config.causal) and not config.refiner_rank else config.block_size
     anchor, place = length[:, None] - 1, jnp.arange(n, dtype=jnp.int32)[None]
     tokens = jnp.where(place == 0, jnp.take_along_axis(text, anchor, axis=1), config.mask_token_id)
     positions = jnp.concatenate([_positions(text), anchor + place], axis=1)
@@ -149,8 +150,13 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
         x = x + finish(a.out(grouped_attention(q[:, S:], k, v, seen, AttentionSpec()).reshape(len(x), n, -1)))
         slots, finish = _convolved(config, getattr(layer, "mlp_conv", None), layer.mlp_norm(x))
         x = x + finish(layer.mlp(slots))
-    hidden = head.norm(x)[:, first : first + K]
+    block = head.norm(x)
+    hidden = block[:, first : first + K]
     logits = head.draft_logits(hidden, target)
+    if head.refiner is not None:
+        there = positions[:, S:, None] < config.layers.max_position
+        mean = jnp.sum(jnp.where(there, block, 0), axis=1, keepdims=True) / jnp.sum(there, axis=1, keepdims=True)
+        logits = refined_logits(config, head, block, mean, logits, text, length)
     if head.markov is not None:
         state, added = head.markov.start(len(text)), []
         for i in range(K):
@@ -160,6 +166,27 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     if head.selector is not None:
         logits = jnp.stack([_selected(head, logits, hidden, text, length, i) for i in range(K)], axis=1)
     return Drafts(logits, written, length - 1)
+
+
+def refined_logits(config, head, block, mean, logits, text, length):
+    """The logits of all drafts after as many passes as ``config`` says, slot by slot."""
+    refiner, K, R, first = head.refiner, logits.shape[1], config.refiner_rank, 0 if config.anchor_first else 1
+    of_block = refiner.read(mean)[:, :, R:]
+    known, refined = [_at(text, length - 1 - back) for back in range(first, -1, -1)], logits
+    ids = tokens_of(head.draft_ids[...], config.draft_vocab_size) if config.reduced else jnp.arange(logits.shape[-1])
+    for _ in range(config.refine_passes):
+        drafts = ids[jnp.argmax(refined, axis=-1)]
+        previous = jnp.concatenate([*known, drafts], axis=1)
+        joined, added = [], []
+        for t in range(first + K):
+            own = refiner.read(block[:, t : t + 1])[:, :, :R]
+            a = refiner.join(jnp.concatenate([own, of_block, refiner.embedding[...][previous[:, t : t + 1]]], axis=-1))
+            joined.append(a)
+            c = a + sum(refiner.mix[...][None, None, :, t, s] * joined[s] for s in range(t + 1))
+            gate, up = jnp.split(refiner.gate_up(c), 2, axis=-1)
+            added.append(refiner.out(c + refiner.down(jax.nn.silu(gate) * up)))
+        refined = logits + jnp.concatenate(added[first:], axis=1)
+    return refined
 
 
 def _convolved(config, conv, x):

@@ -86,6 +86,9 @@ HEADS: dict[str, HeadConfig] = {
     "dflash2": BlockConfig(  # a slot has three candidates of four tokens
         BLOCK, V, D, (0, 1), K + 1, 1, False, (False,), conv_taps=2, conv_group=4, selector_rank=4, candidates=3
     ),
+    "xpress": BlockConfig(  # draft 1 reads another draft 0 than the one that is proposed
+        BLOCK, V, D, (0, 1), K + 1, 1, False, (False,), refiner_rank=4, refiner_ratio=2, refine_passes=1
+    ),
     "mtp-small": MTPConfig(LAYER, draft_vocab_size=3).with_quantization("int8"),
     "assistant": assistant_for(TARGET, clusters=2, best=1),  # knows two tokens of four, which depend on the text
 }
@@ -263,7 +266,11 @@ class HeadOracle(Oracle):
     def _draft_warp(self) -> distributions.Warp:
         how, warp = self.program, self.ask.warp
         temperature = warp.temperature if how.draft_temperature is None else how.draft_temperature
-        if how.draft_sampling == "argmax" or (how.draft_sampling == "auto" and warp.temperature < ARGMAX_BELOW):
+        if (
+            HEADS[how.head].method == "xpress"
+            or how.draft_sampling == "argmax"
+            or (how.draft_sampling == "auto" and warp.temperature < ARGMAX_BELOW)
+        ):
             temperature = 0.0
         return dataclasses.replace(warp, temperature=temperature)
 

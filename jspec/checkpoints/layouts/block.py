@@ -118,7 +118,8 @@ def build(
 def _label(config: BlockConfig) -> str:
     if config.is_dflash2:
         return "DFlash2 head"
-    return {"dflash": "JetSpec head" if all(config.causal) else "DFlash head", "dspark": "DSpark head"}[config.method]
+    dflash = "JetSpec head" if all(config.causal) else "DFlash head"
+    return {"dflash": dflash, "dspark": "DSpark head", "xpress": "XPress head"}[config.method]
 
 
 def _layers(fields: Fields, tensors: dict[str, Tensor]):
@@ -190,6 +191,7 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
     Raises:
       ValueError: neither layout can state ``config``.
     """
+    require(not config.refiner_rank, "refiner_rank", config.refiner_rank, "0 in this layout")
     windows = config.layers.windows
     ids = [k - 1 for k in config.aux_layers]
     shared = {

@@ -1,4 +1,4 @@
-"""Block drafters in the format of the ``speculators`` package: the types ``dflash``, ``dflash2`` and ``dspark``.
+"""Block drafters in the format of the ``speculators`` package: the types ``dflash``, ``dflash2``, ``dspark`` and ``xpress``.
 
 Settings are at the top of config.json, and those of the layers in ``transformer_layer_config``. Unlike in other layouts, id
 k in ``aux_hidden_state_layer_ids`` means the residual stream after k layers. A layer with a window is causal unless
@@ -37,6 +37,9 @@ from jspec.checkpoints.tensors.layout import Layout
 from jspec.config.heads import BlockConfig
 
 IDS = "aux_hidden_state_layer_ids"
+XPRESS, DEFAULT_PASSES = "xpress", 6  # of the class in the speculators package
+RANK, RATIO, PASSES = "xpress_rank", "xpress_mlp_ratio", "num_jacobi_passes"
+JOIN, GATE = "refiner_head.in_proj.weight", "refiner_head.mlp_gate.weight"
 
 
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
@@ -55,8 +58,25 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     causal = tuple(window is not None and not slides for window in layers.windows)
     aux_layers, first = listed_after(settings, IDS, shift=0, least=0), _anchor_first(settings, fields)
     own: dict[str, Any] = read_sizes(settings, tensors, layers.hidden_size, DEFAULT_CANDIDATES) if dflash2 else {}
-    own["windows_from_anchor"] = any(causal)
+    own |= {"windows_from_anchor": any(causal), **_refiner(fields, tensors)}
     return block.build(settings, tensors, options, layers, aux_layers, first, causal, own)
+
+
+def _refiner(fields: Fields, tensors: dict[str, Tensor]) -> dict[str, int]:
+    """The fields of ``BlockConfig`` that an XPress head has and others do not."""
+    if fields.raw.get(TYPE) != XPRESS:
+        return {}
+    shapes = {name: tensors[name].shape for name in (JOIN, GATE) if name in tensors}
+    if len(shapes) < 2 or not all(len(shape) == 2 and all(shape) for shape in shapes.values()):
+        raise fields.refuse(TYPE, f"another type: its files hold no matrices {JOIN!r} and {GATE!r}")
+    rank, inner = shapes[JOIN][0], shapes[GATE][0]
+    fields.only(RANK, rank, f"because of the shape of tensor {JOIN!r}")
+    fields.only(RATIO, inner // rank, f"because of the shape of tensor {GATE!r}")
+    return {
+        "refiner_rank": rank,
+        "refiner_ratio": inner // rank,
+        "refine_passes": fields.integer(PASSES, DEFAULT_PASSES),
+    }
 
 
 def _anchor_first(settings: Settings, fields: Fields) -> bool:
@@ -83,7 +103,8 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
     expected = f"{any(plain)} in the speculators format"
     require(config.windows_from_anchor == any(plain), "windows_from_anchor", config.windows_from_anchor, expected)
     kind = KIND if config.is_dflash2 else config.method
-    classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
+    classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator", XPRESS: "XPressSpeculator"}
+    xpress = {RANK: config.refiner_rank, RATIO: config.refiner_ratio, PASSES: config.refine_passes}
     dspark = {
         "markov_rank": config.markov_rank,
         "markov_head_type": config.markov,
@@ -102,6 +123,7 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
         "tie_word_embeddings": False,
         **({"sliding_window_non_causal": slides} if slides or kind == KIND else {}),
         **size_fields(config),
+        **(xpress if kind == XPRESS else {}),
         **(dspark if kind == "dspark" or config.confidence is not None else {}),
         LAYERS: nested_layer_fields(config.layers),
         CONFIG: proposal_fields(kind, config.max_drafts, target_name, target_architectures),
@@ -114,6 +136,6 @@ FORMAT = CheckpointFormat(
     write_config=hf_config,
     write_tensors=with_public_vocabulary,
     lists_layers=True,
-    classes=("DFlashSpeculator", "DSparkSpeculator", *block.CLASSES),
+    classes=("DFlashSpeculator", "DSparkSpeculator", "XPressSpeculator", "XPressDraftModel", *block.CLASSES),
     name="speculators",
 )

@@ -35,7 +35,10 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = 
         lambda fields, _: any(_names_eagle4(fields.raw.get(key)) for key in ("architectures", "model_type", TYPE)),
     ),
     ("DFlash2Beam heads", lambda fields, _: "dflash2beam" in architectures(fields)),
-    ("XPress heads, which refine their drafts,", lambda fields, _: "xpress" in architectures(fields)),
+    (
+        "XPress heads in another layout than that of speculators",
+        lambda fields, _: "xpress" in architectures(fields) and TYPE not in fields.raw,
+    ),
     ("LiLiCorr heads", lambda fields, _: "lilicorr" in architectures(fields)),
     ("Domino heads", lambda fields, _: "domino" in architectures(fields)),
     (

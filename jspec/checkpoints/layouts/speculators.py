@@ -24,7 +24,7 @@ from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config
 
 OWN_KINDS = ("eagle3", "peagle", "eagle")
-BLOCK_KINDS = ("dflash", "dflash2", "dspark")  # which ``jspec.checkpoints.layouts.block_speculators`` reads
+BLOCK_KINDS = ("dflash", "dflash2", "dspark", "xpress")  # which ``jspec.checkpoints.layouts.block_speculators`` reads
 MTP = "mtp"  # which ``jspec.checkpoints.layouts.mtp_speculators`` reads
 KINDS = (*OWN_KINDS, *BLOCK_KINDS, MTP)
 VERSION = "0.5.0"  # the version of the format that ``hf_config`` writes

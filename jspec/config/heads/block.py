@@ -1,4 +1,4 @@
-"""The config of a block drafter: DFlash, DFlash2, JetSpec or DSpark."""
+"""The config of a block drafter: DFlash, DFlash2, JetSpec, DSpark or XPress."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,13 +13,14 @@ from jspec.config.param_specs import DRAFT_VOCAB, EMBED, VOCAB, Axis, Parameter,
 RANK, GATE, CELL = Axis("Rm", "markov"), Axis("Dg", "gate"), Axis("Dc", "gate")
 SIDES, TAPS, KERNELS = Axis("2", "sides"), Axis("Tc", "taps"), Axis("2TcGc", "kernels")
 SELECTOR_RANK = Axis("Rs", "selector")
+REFINED, INNER, SLOT = Axis("Rx", "refiner"), Axis("Fx", "refiner"), Axis("Ns", "slots")
 MARKOVS = ("vanilla", "gated", "rnn")
 CONFIDENCES = ("hidden", "markov")
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig(AuxiliaryConfig):
-    """DFlash, DFlash2, JetSpec and DSpark (all of 2026): decoder layers that fill a block of mask tokens in one pass.
+    """DFlash, DFlash2, JetSpec, DSpark and XPress (all of 2026): layers that fill a block of mask tokens in one pass.
 
     The block is the newest committed token, its *anchor*, and mask tokens. Every layer attends to the *context*, the
     target's auxiliary hidden states of the tokens before the anchor, fused into ``[D]``, from which each layer computes
@@ -38,6 +39,10 @@ class BlockConfig(AuxiliaryConfig):
         the block as many drafts as it has slots. If not, slot i > 0 predicts the token in its own place, and the anchor's
         slot none.
       causal: of each layer, whether a slot sees none of the slots behind it.
+      refiner_rank: Rx, of the refiner of an XPress head (``jspec.models.heads.refiner``). 0 in other heads, as are the next
+        two.
+      refiner_ratio: the inner size of the refiner's MLP, in Rx.
+      refine_passes: how often the refiner corrects the drafts of a block.
       windows_from_anchor: whether each slot of a causal layer with a window W sees the W newest tokens of the context before
         the anchor, and the block up to its own slot, as heads of the ``speculators`` package do.
       markov: how each draft of a DSpark head depends on the one before it, whose embedding ``[Rm]`` is mapped to an addend
@@ -89,6 +94,9 @@ class BlockConfig(AuxiliaryConfig):
     conv_group: int = 0
     selector_rank: int = 0
     candidates: int = 0
+    refiner_rank: int = 0
+    refiner_ratio: int = 0
+    refine_passes: int = 0
     windows_from_anchor: bool = False
 
     def __post_init__(self):
@@ -110,6 +118,18 @@ class BlockConfig(AuxiliaryConfig):
         require(fits, "markov_rank", rank, "an integer of at least 1 with a Markov head, 0 without")
         known = (None, *CONFIDENCES) if self.markov is not None else (None, "hidden")
         require(self.confidence in known, "confidence", self.confidence, f"one of {known}")
+        refined = self.refiner_rank, self.refiner_ratio, self.refine_passes
+        whole = all(is_int(size) and 0 <= size < 2**31 for size in refined) and all(refined) == any(refined)
+        require(
+            whole,
+            "refiner_rank, refiner_ratio and refine_passes",
+            refined,
+            "three integers of at least 1, or three times 0",
+        )
+        alone = not (any(refined) and (self.is_dflash2 or self.markov is not None or self.confidence is not None))
+        require(
+            alone, "refiner_rank", self.refiner_rank, "0 with a Markov head, a confidence head or a candidate selector"
+        )
         if self.is_dflash2:
             self._require_dflash2()
 
@@ -134,6 +154,8 @@ class BlockConfig(AuxiliaryConfig):
 
     @property
     def method(self) -> str:
+        if self.refiner_rank:
+            return "xpress"
         return "dflash" if self.markov is None else "dspark"
 
     @property
@@ -150,7 +172,8 @@ class BlockConfig(AuxiliaryConfig):
         # Dg is the size of the inputs of gate and confidence head, and Dc of those of the recurrent cell.
         markov = {"Rm": Rm, "Dg": D + Rm, "Dc": D + 2 * Rm}
         groups = D // self.conv_group if self.conv_group else 0
-        return {**super().dimensions, **markov, "Tc": self.conv_taps, "Gc": groups, "Rs": self.selector_rank}
+        refiner = {"Rx": self.refiner_rank, "Fx": self.refiner_rank * self.refiner_ratio, "Ns": self.block_size}
+        return {**super().dimensions, **markov, **refiner, "Tc": self.conv_taps, "Gc": groups, "Rs": self.selector_rank}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -165,6 +188,7 @@ class BlockConfig(AuxiliaryConfig):
             *self.output_head,
             *self._markov_parameters,
             *self._selector_parameters,
+            *self._refiner_parameters,
             *self._confidence_parameters,
         )
 
@@ -210,6 +234,22 @@ class BlockConfig(AuxiliaryConfig):
         )
 
     @property
+    def _refiner_parameters(self) -> tuple[Parameter, ...]:
+        """The refiner of an XPress head, never quantised."""
+        if not self.refiner_rank:
+            return ()
+        theirs = "refiner_head."
+        return (
+            matrix("refiner.embedding", f"{theirs}token_embed.weight", VOCAB, REFINED),
+            *linear("refiner.read", {f"{theirs}down_h": REFINED, f"{theirs}down_g": REFINED}, EMBED),
+            *linear("refiner.join", {f"{theirs}in_proj": REFINED}, Axis("3Rx", "refiner")),
+            Parameter("refiner.mix", {f"{theirs}mix_l": REFINED}, (SLOT, SLOT)),
+            *linear("refiner.gate_up", {f"{theirs}mlp_gate": INNER, f"{theirs}mlp_up": INNER}, REFINED),
+            *linear("refiner.down", {f"{theirs}mlp_down": REFINED}, INNER),
+            *linear("refiner.out", {f"{theirs}readout": DRAFT_VOCAB}, REFINED),
+        )
+
+    @property
     def _confidence_parameters(self) -> tuple[Parameter, ...]:
         """Weight and bias of the confidence head, never quantised: one output channel, computed in float32."""
         if self.confidence is None:
@@ -223,5 +263,7 @@ class BlockConfig(AuxiliaryConfig):
         markov = "" if self.markov is None else f", {self.markov} Markov head of rank {self.markov_rank}"
         if self.is_dflash2:
             markov = f", convolutions over {self.conv_taps} slots, selector of {self.candidates} candidates"
+        if self.refiner_rank:
+            markov = f", refiner of rank {self.refiner_rank}, {count(self.refine_passes, 'refinement')}"
         aux = f"auxiliary layers {', '.join(map(str, self.aux_layers))}"
         return f"{count(self.layers.num_layers, 'layer')}, {block}{markov}, {self.vocabulary_summary}, {aux}"

@@ -1,4 +1,4 @@
-"""Block drafters: DFlash, DFlash2, JetSpec and DSpark (all of 2026), whose layers fill a block of mask tokens in one pass.
+"""Block drafters (DFlash, DFlash2, JetSpec, DSpark, XPress; 2026), whose layers fill a block of mask tokens in one pass.
 
 The *context* of a block are the tokens before its first slot, the anchor. All layers compute their keys and values of
 the context from its fused features (``fuse``), so the context goes through neither attention nor MLPs.
@@ -9,7 +9,8 @@ the context from its fused features (``fuse``), so the context goes through neit
     logits = head.draft_logits(hidden, target)                       # [B, n, Vd], over the draft vocabulary
 
 The Markov head of a DSpark head adds to the logits of a slot by the draft before it, so drafts are drawn one after
-another (``MarkovHead``). So does the candidate selector of a DFlash2 head (``jspec.models.heads.dflash2``)."""
+another (``MarkovHead``). So does the candidate selector of a DFlash2 head (``jspec.models.heads.dflash2``). The refiner of
+an XPress head adds to the logits of all slots by all drafts, in a few passes (``jspec.models.heads.refiner``)."""
 
 import dataclasses
 import functools
@@ -25,6 +26,7 @@ from jspec.models.decoder_layer import Layer
 from jspec.models.heads.dflash2 import CandidateSelector, ConvolvedLayer
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.heads.eagle import LayeredHead, init_embedding
+from jspec.models.heads.refiner import Refiner
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import Linear, Norm, looked_up
 from jspec.models.w8a8 import with_quantized_inputs
@@ -141,6 +143,7 @@ class BlockHead(LayeredHead):
     Attributes:
       draft_ids: as in ``jspec.models.heads.draft_vocabulary``; None if every token can be proposed.
       markov: of a DSpark head; None in others.
+      refiner: of an XPress head; None in others.
       selector: of a DFlash2 head, whose layers are ``ConvolvedLayer``; None in others.
       confidence: a linear map of the inputs that ``BlockConfig.confidence`` names to a logit: that of the probability
         that the draft of a slot is accepted if those before it are. None in a head without.
@@ -160,6 +163,7 @@ class BlockHead(LayeredHead):
         self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
         self.markov = MarkovHead(config, dtype=dtype, rngs=rngs) if config.markov is not None else None
+        self.refiner = Refiner(config, dtype=dtype, rngs=rngs) if config.refiner_rank else None
         self.selector = CandidateSelector(config, dtype=dtype, rngs=rngs) if config.is_dflash2 else None
         sizes = {None: 0, "hidden": D, "markov": D + Rm}
         read = sizes[config.confidence]
