@@ -26,6 +26,7 @@ BLOCKS = {
     and config.quantization is None  # layouts have no scales
     and not config.windows_from_anchor  # which depends on the layout, below
 }
+NATIVE = [name for name in BLOCKS if name != "xpress"]
 # The format has no causal layers without windows.
 SPECULATORS = [name for name in BLOCKS if name not in ("jetspec", "dflash2-causal")]
 
@@ -50,7 +51,7 @@ def same(found, expected):
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [*((name, "native") for name in BLOCKS), *((name, "speculators") for name in SPECULATORS)],
+    [*((name, "native") for name in NATIVE), *((name, "speculators") for name in SPECULATORS)],
 )
 def test_block_drafters_that_are_exported_are_read_again(tmp_path, name, layout):
     config, params, folder = exported(tmp_path / "head", name, layout)
@@ -220,6 +221,39 @@ def test_contradictions_of_dflash2_heads_are_refused(tmp_path, keys, changes, me
     assert message in str(refusal.value)
 
 
+XPRESS_KEYS = ("xpress_rank", "xpress_mlp_ratio", "num_jacobi_passes")
+XPRESS_REFUSED = [
+    ({"xpress_rank": 5}, {}, "xpress_rank=5: expected 6, because of the shape of tensor 'refiner_head.in_proj"),
+    ({"xpress_mlp_ratio": 4}, {}, "xpress_mlp_ratio=4: expected 2, because of the shape of tensor 'refiner_head.mlp_g"),
+    ({"num_jacobi_passes": 0}, {}, "num_jacobi_passes=0"),
+    ({}, {"refiner_head.in_proj.weight": None}, "its files hold no matrices 'refiner_head.in_proj.weight' and"),
+    ({}, {"refiner_head.mix_l": np.zeros((6, 4, 4), np.float32)}, "[6, 4, 4]"),
+    (
+        {"speculators_model_type": "dflash", **dict.fromkeys(XPRESS_KEYS)},
+        {},
+        "tensor 'refiner_head.down_g.weight' has no place",
+    ),
+    ({"markov_rank": 4}, {"markov_head.markov_w1.weight": np.zeros((29, 4), np.float32)}, "refiner_rank=6: expected 0"),
+]
+
+
+@pytest.mark.parametrize(("keys", "changes", "message"), XPRESS_REFUSED)
+def test_contradictions_of_xpress_heads_are_refused(tmp_path, keys, changes, message):
+    _, _, folder = exported(tmp_path / "head", "xpress", "speculators", **keys)
+    added = {name: array for name, array in changes.items() if array is not None}
+    resave(folder, add=added, drop=changes.keys() - added.keys())
+    with pytest.raises((Refusal, Mismatch)) as refusal:
+        load_draft(folder)
+    assert message in str(refusal.value)
+
+
+def test_absent_keys_of_an_xpress_head_are_the_defaults_of_its_class(tmp_path):
+    config, _, folder = exported(tmp_path / "head", "xpress", "speculators", **dict.fromkeys(XPRESS_KEYS))
+    assert load_draft(folder)[0] == dataclasses.replace(config, refine_passes=6)
+    with pytest.raises(ValueError, match="refiner_rank=6: expected 0 in this layout"):
+        exported(tmp_path / "native", "xpress", "native")
+
+
 def test_a_confidence_head_of_another_width_is_refused(tmp_path):
     _, _, folder = exported(tmp_path / "head", "dspark", "native")
     resave(folder, add={"confidence_head.proj.weight": np.zeros((1, 5), np.float32)})
@@ -255,7 +289,7 @@ OTHER_KINDS = {
             "dflash",
             "speculators",
             {"speculators_model_type": "mlp"},
-            "eagle, dflash, dflash2, dspark, mtp; other kinds",
+            "eagle, dflash, dflash2, dspark, xpress, mtp; other kinds",
         ),
         *(
             (
