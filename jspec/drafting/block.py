@@ -43,10 +43,8 @@ class Block(CachedHead):
     def slots(self) -> int:
         """n, the slots of a block. Slots behind the last draft matter only where slots attend to later ones."""
         config = self.head.config
-        # The refiner of an XPress head reads the mean of a whole block.
-        return (
-            self.first + self.num_draft_tokens if all(config.causal) and not config.refiner_rank else config.block_size
-        )
+        whole = config.refiner_rank or not all(config.causal)  # the refiner of an XPress head reads the mean of a block
+        return config.block_size if whole else self.first + self.num_draft_tokens
 
     @property
     def slots_beyond(self) -> int:
@@ -95,22 +93,15 @@ class Block(CachedHead):
         return *self.head(fused, embedded, positions, state, view), known
 
     def _refined(self, drawing: Drawing, inputs, logits, context: Context, room) -> Proposal:
-        """The likeliest tokens after every pass of the refiner. They follow from the committed text alone, so that each is a
-        point mass.
+        """The likeliest tokens after every pass of the refiner; arguments as of ``_sequential`` and ``Refiner``.
 
-        Args:
-          drawing: how drafts are drawn.
-          inputs: as of ``Refiner``.
-          logits: ``[B, K, Vd]``, without the refiner's term.
-          context: of the round.
-          room: int32 ``[B]``, the largest number of drafts that the row can use.
-        """
+        They follow from the committed text alone, so that each is a point mass."""
         refiner, passes = self.head.refiner, min(self.head.config.refine_passes, self.num_draft_tokens)
         assert refiner is not None
-        known = jnp.arange(-self.first, 1, dtype=jnp.int32)[
+        before = jnp.arange(-self.first, 1, dtype=jnp.int32)[
             None
-        ]  # the anchor, and the token before it for the anchor's slot
-        known, refined = context.tokens_at(context.length[:, None] - 1 + known), logits
+        ]  # the anchor, and for its own slot the token before it
+        known, refined = context.tokens_at(context.length[:, None] - 1 + before), logits
         for _ in range(passes):
             drafts = jnp.argmax(refined, axis=-1).astype(jnp.int32)
             if drawing.vocabulary is not None:

@@ -182,7 +182,7 @@ def objective_of(config: Any, target: ModelConfig, num_draft_tokens: int) -> Obj
         f"its weights are stored in {config.formats}": bool(config.formats),
         "its candidate selector is not trained": getattr(config, "is_dflash2", False),
         "it has a layer for each draft": config.method == MTP and config.layers.num_layers > 1,
-        "it has a part of the target's output head": bool(made)
+        "it has a part of the target's output head": made
         and config.reduced
         and type(made).known is FullVocabulary.known,
     }

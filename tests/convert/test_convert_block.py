@@ -233,7 +233,11 @@ XPRESS_REFUSED = [
         {},
         "tensor 'refiner_head.down_g.weight' has no place",
     ),
-    ({"markov_rank": 4}, {"markov_head.markov_w1.weight": np.zeros((29, 4), np.float32)}, "refiner_rank=6: expected 0"),
+    (
+        {"markov_rank": 4},
+        {"markov_head.markov_w1.weight": np.zeros((29, 4), np.float32)},
+        "refiner_rank, refiner_ratio, refine_passes=(6, 2, 2)",
+    ),
 ]
 
 
@@ -271,7 +275,6 @@ def test_export_refuses_heads_the_layout_cannot_express(tmp_path):
 
 
 OTHER_KINDS = {
-    "Qwen3XPress": "XPress",
     "LiLiCorrDraft": "LiLiCorr",
     "DominoDraft": "Domino",
     "DFlash2BeamDraft": "DFlash2Beam",
@@ -299,7 +302,13 @@ OTHER_KINDS = {
                 f"'{name}'.*: expected the class of a draft head that jspec knows",
             )
             for layout in ("native", "speculators")
-            for name in ("NewDraftModel", "LagunaDFlashDraftModel", "KVNativeDSparkDraftModel", "LlamaForCausalLM")
+            for name in (
+                "NewDraftModel",
+                "LagunaDFlashDraftModel",
+                "KVNativeDSparkDraftModel",
+                "LlamaForCausalLM",
+                "Qwen3XPressModel",
+            )
         ),
         ("dflash2", "speculators", {"speculators_model_type": "dflash"}, "='dflash': expected 'dflash2', because"),
     ],

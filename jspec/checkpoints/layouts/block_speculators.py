@@ -66,17 +66,13 @@ def _refiner(fields: Fields, tensors: dict[str, Tensor]) -> dict[str, int]:
     """The fields of ``BlockConfig`` that an XPress head has and others do not."""
     if fields.raw.get(TYPE) != XPRESS:
         return {}
-    shapes = {name: tensors[name].shape for name in (JOIN, GATE) if name in tensors}
-    if len(shapes) < 2 or not all(len(shape) == 2 and all(shape) for shape in shapes.values()):
+    if not all(name in tensors and len(tensors[name].shape) == 2 and tensors[name].shape[0] for name in (JOIN, GATE)):
         raise fields.refuse(TYPE, f"another type: its files hold no matrices {JOIN!r} and {GATE!r}")
-    rank, inner = shapes[JOIN][0], shapes[GATE][0]
+    rank, ratio = tensors[JOIN].shape[0], tensors[GATE].shape[0] // tensors[JOIN].shape[0]
     fields.only(RANK, rank, f"because of the shape of tensor {JOIN!r}")
-    fields.only(RATIO, inner // rank, f"because of the shape of tensor {GATE!r}")
-    return {
-        "refiner_rank": rank,
-        "refiner_ratio": inner // rank,
-        "refine_passes": fields.integer(PASSES, DEFAULT_PASSES),
-    }
+    fields.only(RATIO, ratio, f"because of the shape of tensor {GATE!r}")
+    sizes = rank, ratio, fields.integer(PASSES, DEFAULT_PASSES)
+    return dict(zip(("refiner_rank", "refiner_ratio", "refine_passes"), sizes, strict=True))
 
 
 def _anchor_first(settings: Settings, fields: Fields) -> bool:

@@ -27,18 +27,15 @@ from jspec.checkpoints.quantized.scaled import Scaled
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.registry import METHODS, resolve
 
+_NAMES = ("architectures", "model_type", TYPE)  # keys that may name a kind
 # Kinds of checkpoints that jspec refuses, each with the test that finds it. A supported layout would recognise them too:
-# an XPress head, for example, has the tensors of a DFlash head, but computes something else.
+# a DFlash2Beam head, for example, has the tensors of a DFlash2 head, but computes something else.
 _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
     (
         "EAGLE-4 heads, whose code is source-available under no open licence, so that jspec does not implement them,",
-        lambda fields, _: any(_names_eagle4(fields.raw.get(key)) for key in ("architectures", "model_type", TYPE)),
+        lambda fields, _: "eagle4" in re.sub("[-_]", "", str([fields.raw.get(key) for key in _NAMES]).lower()),
     ),
     ("DFlash2Beam heads", lambda fields, _: "dflash2beam" in architectures(fields)),
-    (
-        "XPress heads in another layout than that of speculators",
-        lambda fields, _: "xpress" in architectures(fields) and TYPE not in fields.raw,
-    ),
     ("LiLiCorr heads", lambda fields, _: "lilicorr" in architectures(fields)),
     ("Domino heads", lambda fields, _: "domino" in architectures(fields)),
     (
@@ -110,10 +107,6 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
             f"config.json names code of its own (auto_map), which the weights of {layout.label} do not need",
         )
     return dataclasses.replace(layout, left_out=layout.left_out | left_out, notes=(*notes, *layout.notes))
-
-
-def _names_eagle4(value: object) -> bool:
-    return "eagle4" in re.sub("[-_]", "", str(value).lower())
 
 
 def _require_known_class(fields: Fields, head_format: CheckpointFormat):

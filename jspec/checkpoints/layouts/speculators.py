@@ -230,9 +230,6 @@ FORMAT = CheckpointFormat(
     write_config=hf_config,
     write_tensors=eagle3.public_tensors,
     lists_layers=True,
-    classes=(
-        *(f"{kind}{end}" for kind in ("Eagle3", "PEagle", "Eagle") for end in ("Speculator", "DraftModel")),
-        _LAYER,
-    ),
+    classes=("Eagle3Speculator", "Eagle3DraftModel", "PEagleSpeculator", "PEagleDraftModel", "EagleSpeculator", _LAYER),
     name="speculators",
 )

@@ -39,12 +39,6 @@ class BlockConfig(AuxiliaryConfig):
         the block as many drafts as it has slots. If not, slot i > 0 predicts the token in its own place, and the anchor's
         slot none.
       causal: of each layer, whether a slot sees none of the slots behind it.
-      refiner_rank: Rx, of the refiner of an XPress head (``jspec.models.heads.refiner``). 0 in other heads, as are the next
-        two.
-      refiner_ratio: the inner size of the refiner's MLP, in Rx.
-      refine_passes: how often the refiner corrects the drafts of a block.
-      windows_from_anchor: whether each slot of a causal layer with a window W sees the W newest tokens of the context before
-        the anchor, and the block up to its own slot, as heads of the ``speculators`` package do.
       markov: how each draft of a DSpark head depends on the one before it, whose embedding ``[Rm]`` is mapped to an addend
         of the logits: as it is (``vanilla``), times a gate of the hidden state and the embedding (``gated``), or by way of
         a recurrent cell with a state ``[Rm]`` (``rnn``). None in a DFlash head.
@@ -57,6 +51,12 @@ class BlockConfig(AuxiliaryConfig):
       conv_group: how many neighbouring numbers of the hidden state share what the hidden state adds to a kernel.
       selector_rank: Rs, of the candidate selector of a DFlash2 head, by which each draft depends on the one before it.
       candidates: how many tokens, the likeliest of each slot, the candidate selector chooses among.
+      refiner_rank: Rx, of the refiner of an XPress head (``jspec.models.heads.refiner``). 0 in other heads, as are the
+        next two.
+      refiner_ratio: the inner size of the refiner's MLP, in Rx.
+      refine_passes: how often the refiner corrects the drafts of a block.
+      windows_from_anchor: whether each slot of a causal layer with a window W sees the W newest tokens of the context before
+        the anchor, and the block up to its own slot, as heads of the ``speculators`` package do.
 
     Example::
 
@@ -118,18 +118,12 @@ class BlockConfig(AuxiliaryConfig):
         require(fits, "markov_rank", rank, "an integer of at least 1 with a Markov head, 0 without")
         known = (None, *CONFIDENCES) if self.markov is not None else (None, "hidden")
         require(self.confidence in known, "confidence", self.confidence, f"one of {known}")
-        refined = self.refiner_rank, self.refiner_ratio, self.refine_passes
-        whole = all(is_int(size) and 0 <= size < 2**31 for size in refined) and all(refined) == any(refined)
-        require(
-            whole,
-            "refiner_rank, refiner_ratio and refine_passes",
-            refined,
-            "three integers of at least 1, or three times 0",
-        )
-        alone = not (any(refined) and (self.is_dflash2 or self.markov is not None or self.confidence is not None))
-        require(
-            alone, "refiner_rank", self.refiner_rank, "0 with a Markov head, a confidence head or a candidate selector"
-        )
+        sizes = self.refiner_rank, self.refiner_ratio, self.refine_passes
+        others = self.is_dflash2 or self.markov is not None or self.confidence is not None
+        whole = all(is_int(size) and 0 <= size < 2**31 for size in sizes)
+        fits = whole and (all(sizes) and not others if any(sizes) else True)
+        expected = "three integers of at least 1 in a head with nothing else beside its layers, or 0"
+        require(fits, "refiner_rank, refiner_ratio, refine_passes", sizes, expected)
         if self.is_dflash2:
             self._require_dflash2()
 

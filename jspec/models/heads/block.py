@@ -59,28 +59,21 @@ class BlockView(PagedView):
 
         With a window W, a slot of a block that is not causal, or whose windows are counted from the anchor, sees W tokens
         of the context."""
-        n = self.block
+        n, W = self.block, spec.window
         q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
         last, valid = self.positions[:, -n:], self.valid[:, -n:]
-        if self.causal and self.from_anchor and spec.window is not None:
+
+        def attended(slots: slice, window: int | None):
+            queries = PagedQueries(self.table, last[:, slots], valid[:, slots])
+            return paged_attention(q[:, -n:][:, slots], kv.k, kv.v, queries, dataclasses.replace(spec, window=window))
+
+        if W is not None and self.causal and self.from_anchor:
             # Each slot sees one more than the slot before it, and so has a window, and a pass, of its own.
-            return jnp.concatenate(
-                [
-                    paged_attention(
-                        q[:, i - n : i - n + 1 or None],
-                        *(kv.k, kv.v),
-                        PagedQueries(self.table, last[:, i : i + 1], valid[:, i : i + 1]),
-                        dataclasses.replace(spec, window=spec.window + i + 1),
-                    )
-                    for i in range(n)
-                ],
-                axis=1,
-            ), kv
+            return jnp.concatenate([attended(slice(i, i + 1), W + i + 1) for i in range(n)], axis=1), kv
         if not self.causal:
             newest = jnp.max(jnp.where(valid, last, -1), axis=1, keepdims=True)
-            last = jnp.broadcast_to(newest, last.shape)
-            spec = dataclasses.replace(spec, window=None if spec.window is None else spec.window + n)
-        return paged_attention(q[:, -n:], kv.k, kv.v, PagedQueries(self.table, last, valid), spec), kv
+            last, W = jnp.broadcast_to(newest, last.shape), None if W is None else W + n
+        return attended(slice(None), W), kv
 
 
 class MarkovHead(nnx.Module):
