@@ -177,14 +177,11 @@ def objective_of(config: Any, target: ModelConfig, num_draft_tokens: int) -> Obj
     of_method = entry_of(config).objective
     made: Any = of_method and resolve(of_method)(target, Sizes(num_draft_tokens=num_draft_tokens))
     reasons = {
-        "its refiner is not trained": config.method == "xpress",
         "it is a whole language model": made is None,
         f"its weights are stored in {config.formats}": bool(config.formats),
         "its candidate selector is not trained": getattr(config, "is_dflash2", False),
         "it has a layer for each draft": config.method == MTP and config.layers.num_layers > 1,
-        "it has a part of the target's output head": made
-        and config.reduced
-        and type(made).known is FullVocabulary.known,
+        "it has a part of the target's output head": config.reduced and type(made).known is FullVocabulary.known,
     }
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise ValueError(f"llm drafts by a {config.method} checkpoint that cannot be trained here: {reason}")

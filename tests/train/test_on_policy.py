@@ -251,6 +251,7 @@ class TestFailures:
             ("pard", "a draft_model checkpoint that cannot be trained here: it is a whole language model"),
             ("eagle3-int8", "its weights are stored in int8"),
             ("dflash2", "its candidate selector is not trained"),
+            ("xpress", "llm.method='xpress': expected a draft head"),
             ("mtp-two", "it has a layer for each draft"),
             ("medusa-small", "it has a part of the target's output head"),
         ],

@@ -3,8 +3,7 @@
 Settings are at the top of config.json, and those of the layers in ``transformer_layer_config``. Unlike in other layouts, id
 k in ``aux_hidden_state_layer_ids`` means the residual stream after k layers. A layer with a window is causal unless
 ``sliding_window_non_causal`` says otherwise, whose default is true for ``dflash2`` and false for the others; without a
-window a layer never is. Either way the package trains a window of W on the W tokens before the anchor, whichever slot of the
-block looks back."""
+window a layer never is. Either way a window of W tokens ends before the anchor, for every slot of a block."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -51,10 +51,8 @@ class BlockConfig(AuxiliaryConfig):
       conv_group: how many neighbouring numbers of the hidden state share what the hidden state adds to a kernel.
       selector_rank: Rs, of the candidate selector of a DFlash2 head, by which each draft depends on the one before it.
       candidates: how many tokens, the likeliest of each slot, the candidate selector chooses among.
-      refiner_rank: Rx, of the refiner of an XPress head (``jspec.models.heads.refiner``). 0 in other heads, as are the
-        next two.
-      refiner_ratio: the inner size of the refiner's MLP, in Rx.
-      refine_passes: how often the refiner corrects the drafts of a block.
+      refiner_rank, refiner_ratio, refine_passes: Rx, of the refiner of an XPress head (``jspec.models.heads.refiner``), the
+        inner size of its MLP in Rx, and how often it corrects the drafts of a block. 0 in other heads.
       windows_from_anchor: whether each slot of a causal layer with a window W sees the W newest tokens of the context before
         the anchor, and the block up to its own slot, as heads of the ``speculators`` package do.
 

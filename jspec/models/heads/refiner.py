@@ -31,10 +31,9 @@ class Refiner(nnx.Module):
     Attributes:
       embedding: E, ``[V, Rx]``.
       read: A and B, one behind the other, ``[D] -> [2 Rx]``.
-      join: ``[3 Rx] -> [Rx]``.
       mix: M, ``[Rx, n, n]``; only its lower triangles, diagonals included, are read.
       gate_up, down: the MLP, a gated one with SiLU.
-      out: the map to logits ``[Rx] -> [Vd]``.
+      join, out: ``[3 Rx] -> [Rx]``, and the map to logits ``[Rx] -> [Vd]``.
     """
 
     def __init__(self, config: BlockConfig, *, dtype, rngs: nnx.Rngs):
@@ -59,15 +58,12 @@ class Refiner(nnx.Module):
         return jnp.concatenate([own, jnp.broadcast_to(of_block, own.shape)], axis=-1)
 
     def __call__(self, inputs, previous, first: int):
-        """The logits to be added in a pass.
+        """The logits to be added in a pass, ``[B, m - first, Vd]``.
 
         Args:
           inputs: of the block, as the method ``inputs`` returns them.
           previous: int32 ``[B, m]``, the token in front of what each of the first m slots predicts.
           first: the first slot whose logits are wanted.
-
-        Returns:
-          ``[B, m - first, Vd]``.
         """
         m = previous.shape[1]
         x = self.join(jnp.concatenate([inputs[:, :m], looked_up(self.embedding[...], previous)], axis=-1))
