@@ -5,7 +5,8 @@ eagle3.py             EAGLE-3 and P-EAGLE
 medusa.py             Medusa
 mlp_speculator.py     MLP speculators
 mtp.py                multi-token prediction layers
-block.py              block drafters: DFlash, DFlash2, JetSpec and DSpark
+block.py              block drafters: DFlash, DFlash2, JetSpec, DSpark and XPress
 dflash2.py            the convolutions and the candidate selector of DFlash2
+refiner.py            the refiner of XPress
 assistant.py          assistants of Gemma 4
 draft_vocabulary.py   from tokens of a draft vocabulary to the target's, and back"""

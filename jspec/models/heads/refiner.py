@@ -22,7 +22,7 @@ from flax import nnx
 
 from jspec.config.heads import BlockConfig
 from jspec.models.layers import Linear, looked_up
-from jspec.pallas.sums import column_sum, row_sum
+from jspec.pallas.sums import column_sum
 
 
 class Refiner(nnx.Module):
@@ -67,8 +67,9 @@ class Refiner(nnx.Module):
         """
         m = previous.shape[1]
         x = self.join(jnp.concatenate([inputs[:, :m], looked_up(self.embedding[...], previous)], axis=-1))
-        weights = jnp.swapaxes(jnp.tril(self.mix[...].astype(jnp.float32))[:, :m, :m], 0, 1)  # [m, Rx, m]
-        mixed = row_sum(weights[None] * jnp.swapaxes(x.astype(jnp.float32), 1, 2)[:, None])[..., 0]
-        x += mixed.astype(x.dtype)
+        weights = jnp.moveaxis(jnp.tril(self.mix[...].astype(jnp.float32))[:, :m, :m], 0, 2)  # [t, s, Rx]
+        # Term by term, in one order. Of a sum over an axis, XLA of jax 0.10 makes a CPU kernel with wrong results here.
+        terms = (weights[None, :, s] * x[:, s : s + 1].astype(jnp.float32) for s in range(m))
+        x += jnp.asarray(sum(terms), x.dtype)
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
         return self.out((x + self.down(jax.nn.silu(gate) * up))[:, first:])
