@@ -121,6 +121,15 @@ METHODS = (
         sizes=(*DFLASH.sizes, "markov", "markov_rank"),
     ),
     DFLASH,
+    dataclasses.replace(
+        DFLASH,
+        name="xpress",
+        help="an XPress head: one pass fills a block of mask tokens, and a refiner then corrects the drafts by each other",
+        argmax_below=None,  # it samples nothing
+        options=("lookup",),
+        objective=None,
+        sizes=(),
+    ),
     EAGLE3,
     dataclasses.replace(
         EAGLE3,

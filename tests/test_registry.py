@@ -157,6 +157,14 @@ def test_options_of_other_methods_are_refused(case):
                 check_options(case.draft, speculation)
 
 
+def test_a_head_that_samples_nothing_is_not_asked_to():
+    check_options(HEADS["xpress"], Speculation(draft_sampling="argmax"))
+    with pytest.raises(
+        ValueError, match=r"draft_sampling='sample': expected 'argmax' or 'auto' .* 'xpress', an XPress"
+    ):
+        check_options(HEADS["xpress"], Speculation(draft_sampling="sample"))
+
+
 def test_lengths_to_look_up_go_with_lookup_beside_any_drafter():
     for case in CHECKPOINTS:
         check_options(case.draft, Speculation(lookup=True, ngram_min=2, ngram_max=5))

@@ -31,7 +31,8 @@ _LOADING |= {name: name for name in _SAME}
 _DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-config
 # vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
 _METHODS = {"deepseek_mtp": MTP, "glm4_moe_lite_mtp": MTP, "mlp_speculator": "mlp"} | {
-    name: name for name in ("dflash", "draft_model", "dspark", "eagle", "eagle3", "medusa", MTP, NGRAM, "parallel")
+    name: name
+    for name in ("dflash", "draft_model", "dspark", "eagle", "eagle3", "medusa", MTP, NGRAM, "parallel", "xpress")
 }
 _IN_TARGET = (MTP, NGRAM)  # methods that need no checkpoint beside the target's
 

@@ -1,4 +1,4 @@
-"""Block drafters: DFlash, DFlash2, JetSpec, DSpark, Domino, LiLiCorr. One pass computes the hidden states of all drafts."""
+"""Block drafters: DFlash, DFlash2, JetSpec, DSpark, Domino, LiLiCorr, XPress. One pass makes all drafts' hidden states."""
 
 import dataclasses
 
@@ -23,7 +23,8 @@ class Block(CachedHead):
     yet. After a prompt of one token there is no context, and the first round drafts nothing.
 
     A head whose slots see all others was trained for blocks of one size: it always has that many slots, of which a smaller K
-    draws the first. The drafts of a DFlash or JetSpec head do not see each other, as in ``drafting.parallel``. Those of the
+    draws the first. The drafts of a DFlash or JetSpec head do not see each other, as in ``drafting.parallel``. Those of an
+    XPress head are the likeliest tokens after its last pass, at any temperature, as its passes were trained. Those of the
     others are drawn one after another, each by those before it (``jspec.models.heads.sequential``).
     """
 
@@ -42,7 +43,8 @@ class Block(CachedHead):
     def slots(self) -> int:
         """n, the slots of a block. Slots behind the last draft matter only where slots attend to later ones."""
         config = self.head.config
-        whole = not all(config.causal) or config.lilicorr is not None
+        # The refiner of an XPress head reads the mean of a block, and LiLiCorr scores all of it.
+        whole = config.refiner_rank or config.lilicorr is not None or not all(config.causal)
         return config.block_size if whole else self.first + self.num_draft_tokens
 
     @property
@@ -57,15 +59,17 @@ class Block(CachedHead):
         drawing, anchor, K = self.drawing(context), context.length - 1, self.num_draft_tokens
         # Draft i is made by the slot at anchor + first + i, so the draft head must have that position.
         room = jnp.where(anchor > 0, context.room_within(self.max_position - anchor - self.first), 0)
-        hidden, cache = self._read(state, context)
+        block, cache, valid = self._read(state, context)
         last = self.slots if self.head.config.lilicorr is not None else self.first + K  # the slots that are needed
-        hidden, newest = hidden[:, self.first : last], context.tokens_at(anchor[:, None])
+        hidden, newest = block[:, self.first : last], context.tokens_at(anchor[:, None])
         logits = self.head.draft_logits(hidden, self.target)
-        if self.head.sequential is None:
+        if self.head.refiner is not None:
+            proposal = self._refined(drawing, self.head.refiner.inputs(block, valid), logits, context, room)
+        elif self.head.sequential is None:
             proposal = drawing.at_once(logits, room)
         else:
             fused, embed = self.head.fuse(context.newest_feature), lambda tokens: self.head.embed(tokens, self.target)
-            slots = Slots(hidden, logits, self._places(context)[1][:, self.first : last], fused, embed)
+            slots = Slots(hidden, logits, valid[:, self.first : last], fused, embed)
             proposal = self._in_sequence(drawing, slots, newest, room)
         return cache, self._with_confidence(proposal, hidden[:, :K], newest)
 
@@ -78,14 +82,35 @@ class Block(CachedHead):
         return dataclasses.replace(proposal, confidence=confidence)
 
     def _read(self, state, context: Context):
-        """The pass: hidden states ``[B, n, D]``, after the final norm, and the cache."""
+        """The pass: hidden states ``[B, n, D]``, after the final norm, the cache, and bool ``[B, n]``, which slots have a
+        position."""
         config, anchor, n = self.head.config, context.length - 1, self.slots
         window = make_window(context, context.previous - 1, anchor, self.num_draft_tokens, 0, self.max_position)
         places, known = self._places(context)
         positions = jnp.concatenate([window.positions, places], axis=1)
         view = BlockView(context.table, positions, jnp.concatenate([window.valid, known], axis=1), block=n)
         block = jnp.where(places == anchor[:, None], context.tokens_at(places), config.mask_token_id)
-        return self.head(self.head.fuse(context.features), self.head.embed(block, self.target), positions, state, view)
+        fused, embedded = self.head.fuse(context.features), self.head.embed(block, self.target)
+        return *self.head(fused, embedded, positions, state, view), known
+
+    def _refined(self, drawing: Drawing, inputs, logits, context: Context, room) -> Proposal:
+        """The likeliest tokens after every pass of the refiner; ``inputs`` as of ``Refiner``.
+
+        They follow from the committed text alone, so that each is a point mass."""
+        refiner, passes = self.head.refiner, min(self.head.config.refine_passes, self.num_draft_tokens)
+        assert refiner is not None
+        before = jnp.arange(-self.first, 1, dtype=jnp.int32)[
+            None
+        ]  # the anchor, and if it drafts not, the token before it
+        known, refined = context.tokens_at(context.length[:, None] - 1 + before), logits
+        for _ in range(passes):
+            drafts = jnp.argmax(refined, axis=-1).astype(jnp.int32)
+            if drawing.vocabulary is not None:
+                drafts = drawing.vocabulary.tokens[drafts]
+            previous = jnp.concatenate([known, context.with_fixed(drafts)[:, :-1]], axis=1)
+            refined = logits + refiner(inputs, previous, self.first)
+        drawn = dataclasses.replace(drawing, speculation=dataclasses.replace(self.speculation, draft_sampling="argmax"))
+        return drawn.at_once(refined, room)
 
     def _places(self, context: Context) -> tuple[jax.Array, jax.Array]:
         """The positions of the slots, int32 ``[B, n]``, and which of them a row has."""

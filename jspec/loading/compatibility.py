@@ -37,6 +37,9 @@ def check_options(draft: DraftConfig | str | None, speculation: Speculation):
         require(budget is None, "verify_budget", budget, expected)
         return
     method, default = entry_of(draft), Speculation()
+    if method.config is not None and method.argmax_below is None:
+        expected = f"'argmax' or 'auto' with the drafting method {method.name!r}, {method.help}, and samples nothing"
+        require(speculation.draft_sampling != "sample", "draft_sampling", "sample", expected)
     used = {*method.options, *(LOOKED_UP if speculation.lookup else ())}
     for option in sorted(particular_options() - used):
         value = getattr(speculation, option)

@@ -36,12 +36,13 @@ class Anchored(View):
     Attributes:
       anchors: int32 ``[B, A]``, the position of the first slot of each block.
       block: n, the slots of a block.
-      causal: whether a slot sees none of the slots behind it.
+      causal, from_anchor: as of ``jspec.models.heads.block.BlockView``.
     """
 
     anchors: jax.Array
     block: int = dataclasses.field(metadata={"static": True})
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
+    from_anchor: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def positions(self, context: int) -> jax.Array:
         """Positions of the tokens of the context and of all slots behind them, int32 ``[B, S + A n]``."""
@@ -58,7 +59,8 @@ class Anchored(View):
         """As ``View.extend``, with the attention of the blocks alone, ``[B, A n, N, H]``; the softmax is in fp32.
 
         With a window W, as ``jspec.models.heads.block.BlockView`` has it: a slot of a causal block sees the W newest
-        slots up to its own, and one of another block the W newest tokens of the context and the whole block."""
+        slots up to its own, and one of another block the W newest tokens of the context and the whole block. With
+        ``from_anchor``, it sees these W tokens and the slots up to its own."""
         slots = self.anchors.shape[1] * self.block
         q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
         return self._attend(q[:, -slots:], kv, spec), kv
@@ -68,7 +70,7 @@ class Anchored(View):
 
         The scores of a block with all others are never computed, which are most of the products of slots with slots."""
         (B, A), n, (N, H), G = self.anchors.shape, self.block, q.shape[2:], kv.k.shape[0]
-        window = spec.window
+        window, moves = spec.window, self.causal and not self.from_anchor
         S = kv.k.shape[2] - A * n
         assert kv.v is not None  # no draft head keeps latents
         q = q.reshape(B, A, n, G, N // G, H)
@@ -79,12 +81,12 @@ class Anchored(View):
         slot = jnp.arange(n, dtype=jnp.int32)
         known = jnp.broadcast_to(key < anchor, (B, A, n, S))
         if window is not None:
-            furthest = slot.reshape(1, 1, n, 1) - window + 1 if self.causal else -window  # the oldest that is seen
+            furthest = slot.reshape(1, 1, n, 1) - window + 1 if moves else -window  # the oldest that is seen
             known = known & (key >= anchor + furthest)
         before = jnp.where(known[:, None, None], before, -jnp.inf)
         if self.causal:
             behind = slot[:, None] - slot[None]
-            seen = (behind >= 0) & (behind < (n if window is None else window))
+            seen = (behind >= 0) & (behind < (window if window is not None and moves else n))
             within = jnp.where(seen[None, None, None, None], within, -jnp.inf)
         weights = jax.nn.softmax(jnp.concatenate([before, within], axis=-1), axis=-1).astype(v.dtype)
         attended = product("bgrams,gbsh->bamgrh", weights[..., :S], kv.v[:, :, :S])

@@ -108,14 +108,21 @@ def test_logits_are_those_of_the_library(written, name):
     assert error(target, head, found, aux_convention="input_of") > 0.1
 
 
-def test_the_file_says_another_rotary_embedding_than_the_library_trains_with(written):
-    """By default, an export of a head with a plain one says YaRN. The file is followed, as serving engines do."""
+def test_a_rotary_embedding_that_an_export_wrote_over_the_trained_one(written):
+    """By default, an export of a head with a plain one says YaRN, by which the logits are others than the tool's own."""
     target, head, found = exported(written, "another rope")
     raw = json.loads((head / "config.json").read_text())
     assert raw["rope_scaling"] == YARN
+    with pytest.warns(UserWarning, match="wrote YaRN over it, by which the drafts are others; the plain one is read"):
+        assert error(target, head, found) < 1e-5
+    set_keys(head, rope_scaling={**YARN, "rope_theta": 10000})
     assert read_draft_config(head).layers.rope.kind == "yarn"
-    set_keys(head, rope_scaling=None)
-    assert error(target, head, found) < 1e-5
+    assert error(target, head, found) > 0.1
+
+
+def test_yarn_of_another_tool_is_followed(tmp_path):
+    folder = eagle3(tmp_path / "head", rope_scaling=YARN)
+    assert read_draft_config(folder).layers.rope.kind == "yarn"
 
 
 @pytest.mark.parametrize(

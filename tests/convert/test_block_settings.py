@@ -23,7 +23,7 @@ HEADS = {
     "z-lab": ("native", dataclasses.replace(VARIANTS["dflash"], layers=PLAIN, causal=(False, False))),
     "DeepSpec": ("native", dataclasses.replace(VARIANTS["dspark-vanilla"], layers=PLAIN, anchor_first=True)),
     "DeepSpec's DFlash": ("native", dataclasses.replace(VARIANTS["dflash-short"], layers=PLAIN)),
-    "speculators": ("speculators", VARIANTS["dflash"]),
+    "speculators": ("speculators", VARIANTS["dflash-anchored"]),
 }
 PLACES = ("top", "dflash_config")
 
@@ -107,7 +107,9 @@ def test_other_values_than_booleans_are_refused(tmp_path, value):
 )
 def test_settings_that_are_exported_are_read_again(tmp_path, name, anchor_first, layout):
     config = dataclasses.replace(VARIANTS[name], anchor_first=anchor_first)
-    if layout == "native" and not any(config.causal):
+    if layout == "speculators":
+        config = dataclasses.replace(config, windows_from_anchor=any(config.causal))
+    elif not any(config.causal):
         config = dataclasses.replace(config, layers=PLAIN)
     found, _ = load_draft(exported(tmp_path / "head", config, layout))
     assert found == config

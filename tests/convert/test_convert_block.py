@@ -24,9 +24,13 @@ SIZES = {"vocab_size": 29, "hidden_size": 16, "num_attention_heads": 2, "num_key
 BLOCKS = {
     name: config
     for name, config in VARIANTS.items()
-    if isinstance(config, BlockConfig) and config.quantization is None  # layouts have no scales
-    if config.domino is None and config.lilicorr is None  # which are read alone
+    if isinstance(config, BlockConfig)
+    and config.quantization is None  # layouts have no scales
+    and not config.windows_from_anchor  # which depends on the layout, below
+    and config.domino is None  # which is read alone
+    and config.lilicorr is None  # likewise
 }
+NATIVE = [name for name in BLOCKS if name != "xpress"]
 # The format has no causal layers without windows.
 SPECULATORS = [name for name in BLOCKS if name not in ("jetspec", "dflash2-causal")]
 
@@ -37,7 +41,8 @@ def exported(
     """Config and params of a head, and where it was written. ``change`` is of its config, ``keys`` are of config.json."""
     windows = {"windows": ()} if layout == "native" and not any(BLOCKS[name].causal) else {}
     layers = dataclasses.replace(BLOCKS[name].layers, **windows)
-    config = dataclasses.replace(BLOCKS[name], layers=layers, **(change or {}))
+    change = change or {"windows_from_anchor": layout == "speculators" and any(BLOCKS[name].causal)}
+    config = dataclasses.replace(BLOCKS[name], layers=layers, **change)
     params = {name: np.asarray(array) for name, array in flat_params(random_head(config)).items()}
     export_draft(folder, config, params, target_name="the/target", dtype="float32", layout=layout)
     return config, params, set_keys(folder, **keys)
@@ -50,7 +55,7 @@ def same(found, expected):
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [*((name, "native") for name in BLOCKS), *((name, "speculators") for name in SPECULATORS)],
+    [*((name, "native") for name in NATIVE), *((name, "speculators") for name in SPECULATORS)],
 )
 def test_block_drafters_that_are_exported_are_read_again(tmp_path, name, layout):
     config, params, folder = exported(tmp_path / "head", name, layout)
@@ -70,6 +75,14 @@ def test_windows_in_layers_that_are_not_causal_are_stated(tmp_path):
     assert load_draft(folder)[0] == config
     with pytest.raises(ValueError, match=r"causal=\(False, False\): expected True for each layer, or \(False, True\)"):
         exported(tmp_path / "native", "dflash", "native", {"causal": (False, False)})
+
+
+def test_a_window_is_counted_from_the_anchor_where_speculators_trained_the_head(tmp_path):
+    """Neither layout can state the rule of the other, and a head is not written with another than its own."""
+    for layout, other in (("speculators", False), ("native", True)):
+        assert load_draft(exported(tmp_path / layout, "dflash", layout)[2])[0].windows_from_anchor is not other
+        with pytest.raises(ValueError, match=f"windows_from_anchor={other}: expected {not other} in"):
+            exported(tmp_path / "other", "dflash", layout, {"windows_from_anchor": other})
 
 
 def test_settings_in_a_nested_object_are_read(tmp_path):
@@ -259,6 +272,36 @@ def test_contradictions_of_domino_and_lilicorr_heads_are_refused(tmp_path, name,
     assert message in str(refusal.value)
 
 
+XPRESS_KEYS = ("xpress_rank", "xpress_mlp_ratio", "num_jacobi_passes")
+XPRESS_REFUSED = [
+    ({"xpress_rank": 5}, {}, "xpress_rank=5: expected 6, because of the shape of tensor 'refiner_head.in_proj"),
+    ({"xpress_mlp_ratio": 4}, {}, "xpress_mlp_ratio=4: expected 2, because of the shape of tensor 'refiner_head.mlp_g"),
+    ({"num_jacobi_passes": 0}, {}, "num_jacobi_passes=0"),
+    ({}, {"refiner_head.in_proj.weight": None}, "its files hold no matrices 'refiner_head.in_proj.weight' and"),
+    ({}, {"refiner_head.mix_l": np.zeros((6, 4, 4), np.float32)}, "[6, 4, 4]"),
+    (
+        {"speculators_model_type": "dflash", **dict.fromkeys(XPRESS_KEYS)},
+        {},
+        "tensor 'refiner_head.down_g.weight' has no place",
+    ),
+    (
+        {"markov_rank": 4},
+        {"markov_head.markov_w1.weight": np.zeros((29, 4), np.float32)},
+        "refiner_rank, refiner_ratio, refine_passes=(6, 2, 2)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "changes", "message"), XPRESS_REFUSED)
+def test_contradictions_of_xpress_heads_are_refused(tmp_path, keys, changes, message):
+    _, _, folder = exported(tmp_path / "head", "xpress", "speculators", **keys)
+    added = {name: array for name, array in changes.items() if array is not None}
+    resave(folder, add=added, drop=changes.keys() - added.keys())
+    with pytest.raises((Refusal, Mismatch)) as refusal:
+        load_draft(folder)
+    assert message in str(refusal.value)
+
+
 @pytest.mark.parametrize("name", ["domino", "lilicorr"])
 @pytest.mark.parametrize("layout", ["native", "speculators"])
 def test_domino_and_lilicorr_heads_are_not_exported(tmp_path, name, layout):
@@ -290,6 +333,13 @@ def test_heads_that_model_optimizer_wrote_are_converted(tmp_path, case):
     assert ("domino.out.scale" in stored) == (case == "domino")
 
 
+def test_absent_keys_of_an_xpress_head_are_the_defaults_of_its_class(tmp_path):
+    config, _, folder = exported(tmp_path / "head", "xpress", "speculators", **dict.fromkeys(XPRESS_KEYS))
+    assert load_draft(folder)[0] == dataclasses.replace(config, refine_passes=6)
+    with pytest.raises(ValueError, match="refiner_rank=6: expected 0 in this layout"):
+        exported(tmp_path / "native", "xpress", "native")
+
+
 def test_a_confidence_head_of_another_width_is_refused(tmp_path):
     _, _, folder = exported(tmp_path / "head", "dspark", "native")
     resave(folder, add={"confidence_head.proj.weight": np.zeros((1, 5), np.float32)})
@@ -307,7 +357,6 @@ def test_export_refuses_heads_the_layout_cannot_express(tmp_path):
 
 
 OTHER_KINDS = {
-    "Qwen3XPress": "XPress",
     "DFlash2BeamDraft": "DFlash2Beam",
 }
 
@@ -323,7 +372,23 @@ OTHER_KINDS = {
             "dflash",
             "speculators",
             {"speculators_model_type": "mlp"},
-            "eagle, dflash, dflash2, dspark, mtp; other kinds",
+            "eagle, dflash, dflash2, dspark, xpress, mtp; other kinds",
+        ),
+        *(
+            (
+                "dflash",
+                layout,
+                {"architectures": [name]},
+                f"'{name}'.*: expected the class of a draft head that jspec knows",
+            )
+            for layout in ("native", "speculators")
+            for name in (
+                "NewDraftModel",
+                "LagunaDFlashDraftModel",
+                "KVNativeDSparkDraftModel",
+                "LlamaForCausalLM",
+                "Qwen3XPressModel",
+            )
         ),
         ("dflash2", "speculators", {"speculators_model_type": "dflash"}, "='dflash': expected 'dflash2', because"),
     ],
@@ -332,11 +397,3 @@ def test_heads_of_other_kinds_with_the_same_tensors_are_refused(tmp_path, name, 
     _, _, folder = exported(tmp_path / "head", name, layout, **keys)
     with pytest.raises(Refusal, match=message):
         load_draft(folder)
-
-
-def test_an_unknown_class_is_read_with_a_warning(tmp_path):
-    config, _, folder = exported(tmp_path / "head", "dflash", "native", architectures=["NewDraftModel"])
-    with pytest.warns(
-        UserWarning, match=r"\['NewDraftModel'\] names a class that jspec does not know.*those of a DFlash head"
-    ):
-        assert load_draft(folder)[0] == config

@@ -170,16 +170,62 @@ def test_map_of_a_whole_vocabulary(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["xpress", "mlp"])
+@pytest.mark.parametrize("kind", ["mlp"])
 def test_other_speculators(tmp_path, kind):
     src = set_keys(heads.speculators(tmp_path / "src"), speculators_model_type=kind)
-    refuses(src, f"speculators_model_type='{kind}'", "eagle3, peagle, eagle", "dspark, mtp;")
+    refuses(src, f"speculators_model_type='{kind}'", "eagle3, peagle, eagle", "dspark, xpress, mtp;")
 
 
-def test_xpress(tmp_path):
-    """Their tensors are those of a DFlash head, and the class name tells them apart."""
-    keys = {"speculators_model_type": "xpress", "architectures": ["XPressSpeculator"]}
-    refuses(set_keys(heads.speculators(tmp_path / "src"), **keys), "XPress heads, which refine their drafts, are not")
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"architectures": ["LlamaForCausalLMEagle4"]},
+        {"architectures": ["Eagle4Qwen3ForCausalLM"]},
+        {"model_type": "eagle-4"},
+        {"speculators_model_type": "eagle4"},
+    ],
+)
+@pytest.mark.parametrize("write", [heads.eagle, heads.eagle3, heads.speculators], ids=lambda write: write.__name__)
+def test_eagle4(tmp_path, write, keys):
+    """Whatever tensors they have, the reason is the licence."""
+    refuses(set_keys(write(tmp_path / "src"), **keys), "EAGLE-4 heads, whose code is source-available", "not supported")
+
+
+OWN_CLASS = {
+    heads.eagle: "EagleLlamaForCausalLM",
+    heads.eagle3: "LlamaForCausalLMEagle3",
+    heads.p_eagle: "PeagleLlamaForCausalLM",
+    heads.speculators: "Eagle3Speculator",
+    heads.medusa: "MedusaModel",
+}
+
+
+@pytest.mark.parametrize("write", OWN_CLASS, ids=lambda write: write.__name__)
+@pytest.mark.parametrize(
+    "name", ["NewForCausalLM", "LlamaForCausalLMEagle3Gated", "Eagle3NewForCausalLM", "DFlashDraftModel2"]
+)
+def test_unknown_class_with_the_tensors_of_a_known_head(tmp_path, write, name):
+    src = set_keys(write(tmp_path / "src"), architectures=[OWN_CLASS[write], name])
+    refuses(src, "architectures=", name[:10], "the class of a draft head that jspec knows", OWN_CLASS[write])
+
+
+@pytest.mark.parametrize("write", OWN_CLASS, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("names", [..., None, [], "its own"])
+def test_class_that_is_known_or_missing(tmp_path, write, names):
+    expected = read_draft_config(write(tmp_path / "src"))
+    given = [OWN_CLASS[write]] if names == "its own" else names
+    assert read_draft_config(set_keys(write(tmp_path / "head"), architectures=given)) == expected
+
+
+@pytest.mark.parametrize("write", [heads.eagle, heads.eagle3, heads.medusa], ids=lambda write: write.__name__)
+def test_class_of_the_target(tmp_path, write):
+    """Authors publish heads with the config of their target."""
+    keys = (
+        {"architectures": ["Qwen3MoeForCausalLM"]}
+        if write is not heads.eagle3
+        else {"architectures": ["LlamaForCausalLM"]}
+    )
+    assert read_draft_config(set_keys(write(tmp_path / "src"), **keys)) == read_draft_config(write(tmp_path / "own"))
 
 
 @pytest.mark.parametrize(

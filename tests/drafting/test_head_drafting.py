@@ -48,7 +48,10 @@ QUICK = [
     ("mlp-tied", 10),
     ("medusa", 4),
     ("dflash", 3),  # fewer drafts than the block has
+    ("dflash-anchored", 3),
     ("dspark", 4),
+    ("xpress", 3),
+    ("xpress-causal", 8),
     ("dflash2", 3),
     ("dflash2-causal", 8),
     ("domino", 3),

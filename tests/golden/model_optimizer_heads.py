@@ -1,4 +1,4 @@
-"""Writes ``model_optimizer.npz``: Domino, DSpark and LiLiCorr heads that NVIDIA Model Optimizer exported, and what it computes.
+"""Writes ``model_optimizer.npz``: Domino, DSpark and LiLiCorr heads of NVIDIA Model Optimizer, and what it computes.
 
     PYTHONPATH=FOLDER python tests/golden/model_optimizer_heads.py tests/golden/model_optimizer.npz
 

@@ -20,6 +20,7 @@ from jspec.config.heads import (
     PardConfig,
 )
 from jspec.models.cache_pools import without_slots
+from jspec.models.heads.draft_vocabulary import tokens_of
 from jspec.models.kv_cache import CausalView, View
 from jspec.pallas.attention.reference import apply_rope, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec
@@ -131,25 +132,26 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     """A block behind a context, in one softmax over both. Slots at positions that the draft head does not have are no part
     of the block."""
     first, S = (0 if config.anchor_first else 1), text.shape[1]
-    n = first + K if all(config.causal) and config.lilicorr is None else config.block_size
+    n = first + K if all(config.causal) and config.lilicorr is None and not config.refiner_rank else config.block_size
     anchor, place = length[:, None] - 1, jnp.arange(n, dtype=jnp.int32)[None]
     tokens = jnp.where(place == 0, jnp.take_along_axis(text, anchor, axis=1), config.mask_token_id)
     positions = jnp.concatenate([_positions(text), anchor + place], axis=1)
     fused, x, written = head.fuse(features), head.embed(tokens, target), []
     for i, layer in enumerate(head.layers):
-        a, window = layer.attention, config.layers.windows[i]
+        a = layer.attention
         slots, finish = _convolved(config, getattr(layer, "attention_conv", None), layer.attention_norm(x))
         qkv, _, rotation = a._projected(jnp.concatenate([fused, slots], axis=1), positions)
         q, k, v = jnp.split(qkv, [a.num_heads, a.num_heads + a.num_kv_heads], axis=2)
         q, k = (apply_rope(part, rotation) for part in (q, k))
-        seen = _seen(positions, anchor, config.causal[i], window, S, config.layers.max_position)
+        seen = _seen(config, i, positions, anchor, S)
         k, v = (jnp.moveaxis(part, 2, 0) for part in (k, v))
         written.append((k[:, :, :S], v[:, :, :S]))
         v = jnp.where(jnp.any(seen, axis=1)[None, :, :, None], v, 0)  # what nobody sees may be NaN
         x = x + finish(a.out(grouped_attention(q[:, S:], k, v, seen, AttentionSpec()).reshape(len(x), n, -1)))
         slots, finish = _convolved(config, getattr(layer, "mlp_conv", None), layer.mlp_norm(x))
         x = x + finish(layer.mlp(slots))
-    hidden = head.norm(x)[:, first:]
+    block = head.norm(x)
+    hidden = block[:, first:]
     if config.lilicorr is not None:
         known = anchor + place[:, first:] < config.layers.max_position
         return Drafts(_of_lattice(head, target, features, hidden, known, text, length, K), written, length - 1)
@@ -157,6 +159,10 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     logits = head.draft_logits(hidden, target)
     if config.domino is not None:
         logits = logits + _of_recurrence(head, target, hidden, text, length, K)
+    if head.refiner is not None:
+        there = positions[:, S:, None] < config.layers.max_position
+        mean = jnp.sum(jnp.where(there, block, 0), axis=1, keepdims=True) / jnp.sum(there, axis=1, keepdims=True)
+        logits = refined_logits(config, head, block, mean, logits, text, length)
     if head.markov is not None:
         state, added = head.markov.no_state(len(text)), []
         for i in range(K):
@@ -166,6 +172,27 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     if head.selector is not None:
         logits = jnp.stack([_selected(head, logits, hidden, text, length, i) for i in range(K)], axis=1)
     return Drafts(logits, written, length - 1)
+
+
+def refined_logits(config, head, block, mean, logits, text, length):
+    """The logits of all drafts after as many passes as ``config`` says, slot by slot."""
+    refiner, K, R, first = head.refiner, logits.shape[1], config.refiner_rank, 0 if config.anchor_first else 1
+    of_block = refiner.read(mean)[:, :, R:]
+    known, refined = [_at(text, length - 1 - back) for back in range(first, -1, -1)], logits
+    ids = tokens_of(head.draft_ids[...], config.draft_vocab_size) if config.reduced else jnp.arange(logits.shape[-1])
+    for _ in range(config.refine_passes):
+        drafts = ids[jnp.argmax(refined, axis=-1)]
+        previous = jnp.concatenate([*known, drafts], axis=1)
+        joined, added = [], []
+        for t in range(first + K):
+            own = refiner.read(block[:, t : t + 1])[:, :, :R]
+            a = refiner.join(jnp.concatenate([own, of_block, refiner.embedding[...][previous[:, t : t + 1]]], axis=-1))
+            joined.append(a)
+            c = a + sum(refiner.mix[...][None, None, :, t, s] * joined[s] for s in range(t + 1))
+            gate, up = jnp.split(refiner.gate_up(c), 2, axis=-1)
+            added.append(refiner.out(c + refiner.down(jax.nn.silu(gate) * up)))
+        refined = logits + jnp.concatenate(added[first:], axis=1)
+    return refined
 
 
 def _convolved(config, conv, x):
@@ -256,13 +283,16 @@ def _of_lattice(head, target, features, hidden, known, text, length, K: int):
     return jnp.stack(found, axis=1)
 
 
-def _seen(positions, anchor, causal: bool, window: int | None, S: int, max_position: int):
+def _seen(config, layer: int, positions, anchor, S: int):
     """Which of the S tokens of a text and of the slots behind them each slot of a block sees, bool ``[B, n, S + n]``."""
+    causal, window, max_position = config.causal[layer], config.layers.windows[layer], config.layers.max_position
     key, query = positions[:, None], positions[:, S:, None]
     of_context = jnp.arange(positions.shape[1])[None, None] < S
     seen = jnp.where(of_context, key < anchor[:, None], key < max_position)
     if causal:
         seen = seen & (of_context | (key <= query))
+        if window is not None and config.windows_from_anchor:
+            return seen & (~of_context | (key >= anchor[:, :, None] - window))
         return seen if window is None else seen & (key > query - window)
     seen = jnp.broadcast_to(seen, (len(key), query.shape[1], key.shape[2]))
     if window is None:

@@ -55,6 +55,7 @@ BLOCK = dataclasses.replace(
 )
 
 CONVOLVED = {"conv_taps": 2, "conv_group": 4, "selector_rank": 6, "candidates": 5}  # of a DFlash2 head
+REFINED = {"refiner_rank": 6, "refiner_ratio": 2, "refine_passes": 2}  # of an XPress head
 
 LILICORR = LiLiCorrConfig(12, num_layers=2, num_heads=3, inner_size=18, factor_size=6, scale=5.0, eps=1e-3)
 
@@ -75,6 +76,7 @@ HEADS: dict[str, HeadConfig] = {
     "dflash2": BlockConfig(BLOCK, V, D, (0, 2), 5, MASK, False, (False, False), **CONVOLVED),
     "domino": BlockConfig(BLOCK, V, D, (1, 3), 4, MASK, True, (False, False), domino=DominoConfig(10, 8, 1)),
     "lilicorr": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), candidates=4, lilicorr=LILICORR),
+    "xpress": BlockConfig(BLOCK, REDUCED, D, (1, 2), 5, MASK, False, (False, False), own_head=True, **REFINED),
 }
 SHORT = 27  # number of positions of a draft head that has fewer than its target
 VARIANTS: dict[str, HeadConfig] = HEADS | {
@@ -102,6 +104,10 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "dflash-wide": BlockConfig(BLOCK, V, D, (1, 2), 10, MASK, False, (False, False)),
     "dflash-short": BlockConfig(
         dataclasses.replace(BLOCK, max_position=SHORT), V, D, (1, 3), 8, MASK, True, (False, False), own_embedding=True
+    ),
+    "dflash-anchored": BlockConfig(BLOCK, V, D, (0, 2, 3), 5, MASK, False, (False, True), windows_from_anchor=True),
+    "xpress-causal": BlockConfig(
+        BLOCK, V, D, (2,), 8, MASK, True, (False, True), windows_from_anchor=True, **REFINED | {"refine_passes": 9}
     ),
     "dspark-rnn": BlockConfig(BLOCK, V, D, (2,), 8, MASK, True, (False, False), "rnn", 4, "hidden"),
     "dspark-vanilla": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), "vanilla", 4),
@@ -193,7 +199,7 @@ def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> 
     if name.endswith("kernel_projection.weight"):
         noise *= 0.3  # of convolutions, several of which follow each other
     if len(shape) > 1:
-        return noise * (0.1 if "embedding" in name else shape[1] ** -0.5)
+        return noise * (0.1 if "embedding" in name and "refiner" not in name else shape[1] ** -0.5)
     return 0.1 * noise if name.endswith("bias") else noise if name == "mask_hidden" else 1 + 0.1 * noise
 
 

@@ -93,6 +93,9 @@ HEADS: dict[str, HeadConfig] = {
         candidates=3,
         lilicorr=LiLiCorrConfig(6, num_layers=1, num_heads=2, inner_size=8, factor_size=4, scale=2.0, eps=1e-3),
     ),
+    "xpress": BlockConfig(  # draft 1 reads another draft 0 than the one that is proposed
+        BLOCK, V, D, (0, 1), K + 1, 1, False, (False,), refiner_rank=4, refiner_ratio=2, refine_passes=1
+    ),
     "mtp-small": MTPConfig(LAYER, draft_vocab_size=3).with_quantization("int8"),
     "assistant": assistant_for(TARGET, clusters=2, best=1),  # knows two tokens of four, which depend on the text
 }
@@ -270,7 +273,11 @@ class HeadOracle(Oracle):
     def _draft_warp(self) -> distributions.Warp:
         how, warp = self.program, self.ask.warp
         temperature = warp.temperature if how.draft_temperature is None else how.draft_temperature
-        if how.draft_sampling == "argmax" or (how.draft_sampling == "auto" and warp.temperature < ARGMAX_BELOW):
+        if (
+            HEADS[how.head].method == "xpress"
+            or how.draft_sampling == "argmax"
+            or (how.draft_sampling == "auto" and warp.temperature < ARGMAX_BELOW)
+        ):
             temperature = 0.0
         return dataclasses.replace(warp, temperature=temperature)
 

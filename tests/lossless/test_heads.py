@@ -25,6 +25,7 @@ QUICK = (
     HeadProgram("match", "pard", "coupled"),
     HeadProgram("rejection", "dspark"),
     HeadProgram("block", "dflash2"),
+    HeadProgram("rejection", "xpress"),
     HeadProgram("rejection", "eagle-small"),
     HeadProgram("rejection", "lilicorr"),
 )
@@ -186,6 +187,29 @@ class Forgetful(Block):
 class ForgetfulProgram(HeadProgram):
     def drafter(self, target, head):
         return Forgetful(**vars(super().drafter(target, head)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretending(Block):
+    """Proposes the likeliest tokens, and says that they were drawn from what the DFlash head says of them."""
+
+    def _refined(self, drawing, inputs, logits, context, room):
+        proposal = super()._refined(drawing, inputs, logits, context, room)
+        distribution, _ = drawing.draw(logits, 0)
+        none = jnp.zeros_like(proposal.point_mass)
+        return dataclasses.replace(proposal, distribution=distribution, point_mass=none)
+
+
+@dataclasses.dataclass(frozen=True)
+class PretendingProgram(HeadProgram):
+    def drafter(self, target, head):
+        return Pretending(**vars(super().drafter(target, head)))
+
+
+def test_likeliest_tokens_that_are_verified_as_if_they_were_drawn_are_detected():
+    run = Run(PretendingProgram("rejection", "xpress"), 8_000)
+    played = HeadLosslessness.with_oracles(run.program, play(run.program, None, run.samples, seed=75))
+    assert min(p_values([pair for pair in played if pair[0].ask.warp.temperature], FIRST)) < LEVEL
 
 
 class TestDraftsThatDependOnEachOther(HeadLosslessness):

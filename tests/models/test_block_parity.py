@@ -2,6 +2,7 @@
 
 The outputs of the originals are stored in golden/, and the README.md there says how they were made."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from causal_heads import refined_logits
 from golden_blocks import Lender, assert_close, checkpoint, features, golden, head_of
 from safetensors.numpy import load_file, save_file
 
@@ -128,6 +130,32 @@ def test_dflash2_agrees_with_its_original(tmp_path, end, keys):
         np.testing.assert_array_equal(previous[:, 0], original[f"greedy_tokens{end}"][:, i])
     if not end:
         assert_close(logits, original["draft_logits"])
+
+
+@pytest.mark.parametrize(("case", "passes"), [("windows", 6), ("anchor-first", 2)])
+def test_xpress_agrees_with_its_original(tmp_path, case, passes):
+    """Its own folders: windows of a causal layer, which begin before the anchor, and a draft vocabulary."""
+    file = f"xpress/{case}"
+    head, original, lender = head_of(checkpoint(tmp_path / "head", file)), golden(file), Lender(file)
+    config, first = head.config, int(case == "windows")
+    assert (config.method, config.max_drafts, config.refine_passes) == ("xpress", 5 - first, passes)
+    assert (config.causal, config.windows_from_anchor) == (((True, False), True) if first else ((False, False), False))
+    hidden, _ = rounds(head, file)
+    assert_close(hidden, original["block_hidden"])
+    text = jnp.broadcast_to(jnp.asarray(original["token_ids"])[None], (len(hidden), 24))
+    logits, length = head.draft_logits(hidden, lender)[:, first:], jnp.asarray(original["starts"]) + 1
+    ids = np.arange(97) if head.draft_ids is None else np.flatnonzero(np.asarray(head.draft_ids[...]) >= 0)
+    after = jax.jit(refined_logits, static_argnums=0)
+    inputs = head.refiner.inputs(hidden, jnp.ones(hidden.shape[:2], bool))
+    for done, expected in enumerate(original["rounds"]):
+        mean = jnp.mean(hidden, axis=1, keepdims=True)
+        refined = after(dataclasses.replace(config, refine_passes=done + 1), head, hidden, mean, logits, text, length)
+        assert_close(refined, expected[:, first:])
+        previous = original["rounds"][done - 1][:, first:] if done else logits
+        known = [text[0, length - 1 - back] for back in range(first, -1, -1)]
+        before = jnp.concatenate([jnp.stack(known, axis=1), ids[np.argmax(previous, axis=-1)][:, :-1]], axis=1)
+        assert_close(logits + head.refiner(inputs, before, first), expected[:, first:])
+    assert len({str(np.argmax(some[:, first:], axis=-1)) for some in original["rounds"]}) > 1  # a pass corrects drafts
 
 
 @pytest.mark.parametrize("kind", MARKOVS)

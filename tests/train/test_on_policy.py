@@ -252,6 +252,7 @@ class TestFailures:
             ("eagle3-int8", "its weights are stored in int8"),
             ("dflash2", "its candidate selector is not trained"),
             ("domino", "its recurrence over drafts is not trained"),
+            ("xpress", "llm.method='xpress': expected a draft head"),
             ("mtp-two", "it has a layer for each draft"),
             ("medusa-small", "it has a part of the target's output head"),
         ],

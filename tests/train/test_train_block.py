@@ -29,11 +29,14 @@ B, n = 2, 20
 SIZES = {
     "dflash": Sizes(num_draft_tokens=3, layers=2),
     "dflash causal": Sizes(num_draft_tokens=3, layers=2),  # JetSpec's layers
+    "dflash causal from the anchor": Sizes(
+        num_draft_tokens=3, layers=2
+    ),  # with a window, as in the speculators package
     "dflash of a part of the vocabulary": Sizes(num_draft_tokens=3, layers=1, draft_vocab_size=17),
     **{f"dspark {kind}": Sizes(num_draft_tokens=4, layers=2, markov=kind, markov_rank=6) for kind in MARKOVS},
     "dspark of a part of the vocabulary": Sizes(num_draft_tokens=3, layers=1, draft_vocab_size=17, markov_rank=6),
 }
-QUICK = ("dflash causal", "dspark rnn", "dspark of a part of the vocabulary")
+QUICK = ("dflash causal from the anchor", "dspark rnn", "dspark of a part of the vocabulary")
 
 
 class GoldenTarget(Lender):
@@ -84,7 +87,10 @@ def made(case: str):
     """An objective of ``SIZES`` with a toy target, its head with random weights, and its constants."""
     trained: Any = make_objective(case.split()[0], TARGET, SIZES[case])
     if "causal" in case:
-        trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, causal=(True, True)))
+        anchored = "anchor" in case
+        layers = dataclasses.replace(trained.config.layers, windows=(3, None)) if anchored else trained.config.layers
+        of = {"causal": (True, not anchored), "windows_from_anchor": anchored, "layers": layers}
+        trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, **of))
     params, constants = initial_params(trained, target(), np.arange(400) ** 2 % V, jax.random.key(0))
     rng = np.random.default_rng(1)
     noisy = {name: np.asarray(x) + 0.2 * rng.standard_normal(x.shape, np.float32) for name, x in params.items()}

@@ -95,4 +95,5 @@ FORMAT = CheckpointFormat(
         or any(name.lower() in architectures(fields) for name in ARCHITECTURES)
     ),
     read=lambda folder, fields, tensors, _: read(folder, fields, tensors),
+    classes=ARCHITECTURES,
 )

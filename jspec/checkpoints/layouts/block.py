@@ -17,7 +17,6 @@ or that it is a Domino head, unless ``sample_from_anchor`` says it, or ``query_z
 Either may be in ``dflash_config`` or at the top, in every layout (``jspec.checkpoints.layouts.block_settings``)."""
 
 import os
-import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -33,7 +32,6 @@ from jspec.checkpoints.layouts.block_settings import (
     ANCHOR_KEYS,
     DFLASH,
     PROJECTOR,
-    PROJECTORS,
     causal,
     projector,
     refuse_mask_embedding,
@@ -41,7 +39,7 @@ from jspec.checkpoints.layouts.block_settings import (
     said_of_anchor,
 )
 from jspec.checkpoints.layouts.eagle3_settings import Settings
-from jspec.checkpoints.layouts.format import CheckpointFormat, architectures, refuse_gemma
+from jspec.checkpoints.layouts.format import CheckpointFormat, architectures
 from jspec.checkpoints.layouts.layers import layer_fields, num_numbered_layers, read_layers, window_fields
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.checkpoints.layouts.vocabulary import D2T, T2D, with_draft_ids, with_public_vocabulary
@@ -49,7 +47,7 @@ from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, tensor_table
 from jspec.config.heads import EMBEDDING, BlockConfig
 
-CLASSES = ("qwen3dsparkmodel", *(f"{kind}draftmodel" for kind in PROJECTORS))  # in lower case
+CLASSES = ("DFlashDraftModel", CLASS, "DSparkDraftModel", "Qwen3DSparkModel", "DominoDraftModel", "LiLiCorrDraftModel")
 TYPE_OF_SPECULATORS = "speculators_model_type"  # in that format alone
 MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
@@ -61,7 +59,6 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
     """
     refuse_mask_embedding(folder)
-    refuse_gemma(fields)
     settings, tensors = Settings.of(fields, DFLASH), _with_names_of_deepspec(tensors)
     anchor_first, layers = said_of_anchor(settings), _layers(fields, tensors)
     own = read_correction(fields, settings, tensors, layers.hidden_size)
@@ -72,20 +69,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
         raise settings.refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
     if not own and is_dflash2(fields, settings, tensors):
         own = read_sizes(settings, tensors, layers.hidden_size, None)
-    layout = build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
-    _warn_of_unknown_class(fields, layout.label)
-    return layout
-
-
-def _warn_of_unknown_class(fields: Fields, label: str):
-    """Warn of a class that is none of ``CLASSES``: heads of another kind may have the same tensors."""
-    given = fields.raw.get("architectures")
-    if given and not any(name in architectures(fields) for name in CLASSES):
-        warnings.warn(
-            f"{fields.where}: architectures={given!r} names a class that jspec does not know; its weights are read as those "
-            f"of a {label}",
-            stacklevel=2,
-        )
+    return build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
 
 
 def build(
@@ -106,7 +90,7 @@ def build(
       options: of the user.
       layers: the config of the layers.
       aux_layers, anchor_first, causal: as in ``BlockConfig``.
-      own: the fields of ``BlockConfig`` that DFlash2, Domino and LiLiCorr heads alone have.
+      own: the fields of ``BlockConfig`` that not every head has.
 
     Raises:
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
@@ -153,7 +137,8 @@ def _label(config: BlockConfig) -> str:
     for has, name in ((config.is_dflash2, "DFlash2"), (config.domino, "Domino"), (config.lilicorr, "LiLiCorr")):
         if has:
             return f"{name} head"
-    return {"dflash": "JetSpec head" if all(config.causal) else "DFlash head", "dspark": "DSpark head"}[config.method]
+    dflash = "JetSpec head" if all(config.causal) else "DFlash head"
+    return {"dflash": dflash, "dspark": "DSpark head", "xpress": "XPress head"}[config.method]
 
 
 def _layers(fields: Fields, tensors: dict[str, Tensor]):
@@ -226,6 +211,7 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
       ValueError: neither layout can state ``config``.
     """
     require_exportable(config)
+    require(not config.refiner_rank, "refiner_rank", config.refiner_rank, "0 in this layout")
     windows = config.layers.windows
     ids = [k - 1 for k in config.aux_layers]
     shared = {
@@ -243,6 +229,7 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         both_ways = {"is_causal": False} if config.is_dflash2 and any(windows) and not any(config.causal) else {}
         stated = every or config.causal == plain or bool(both_ways)
         require(stated, "causal", config.causal, f"True for each layer, or {plain}")
+        require(not config.windows_from_anchor, "windows_from_anchor", True, "False in this layout")
         require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
         dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}
         own = {DFLASH: dflash | size_fields(config) | (anchor if config.anchor_first else {})}
@@ -275,4 +262,5 @@ FORMAT = CheckpointFormat(
     write_config=lambda config, target_name, _: hf_config(config, target_name),
     write_tensors=with_public_vocabulary,
     lists_layers=True,
+    classes=CLASSES,
 )

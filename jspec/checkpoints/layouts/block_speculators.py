@@ -1,9 +1,9 @@
-"""Block drafters in the format of the ``speculators`` package: the types ``dflash``, ``dflash2`` and ``dspark``.
+"""Block drafters in the format of the ``speculators`` package: the types ``dflash``, ``dflash2``, ``dspark`` and ``xpress``.
 
 Settings are at the top of config.json, and those of the layers in ``transformer_layer_config``. Unlike in other layouts, id
 k in ``aux_hidden_state_layer_ids`` means the residual stream after k layers. A layer with a window is causal unless
 ``sliding_window_non_causal`` says otherwise, whose default is true for ``dflash2`` and false for the others; without a
-window a layer never is."""
+window a layer never is. Either way a window of W tokens ends before the anchor, for every slot of a block."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,6 +37,9 @@ from jspec.checkpoints.tensors.layout import Layout
 from jspec.config.heads import BlockConfig
 
 IDS = "aux_hidden_state_layer_ids"
+XPRESS, DEFAULT_PASSES = "xpress", 6  # of the class in the speculators package
+RANK, RATIO, PASSES = "xpress_rank", "xpress_mlp_ratio", "num_jacobi_passes"
+JOIN, GATE = "refiner_head.in_proj.weight", "refiner_head.mlp_gate.weight"
 
 
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
@@ -54,8 +57,22 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     slides = fields.flag("sliding_window_non_causal", dflash2)
     causal = tuple(window is not None and not slides for window in layers.windows)
     aux_layers, first = listed_after(settings, IDS, shift=0, least=0), _anchor_first(settings, fields)
-    own = read_sizes(settings, tensors, layers.hidden_size, DEFAULT_CANDIDATES) if dflash2 else {}
+    own: dict[str, Any] = read_sizes(settings, tensors, layers.hidden_size, DEFAULT_CANDIDATES) if dflash2 else {}
+    own |= {"windows_from_anchor": any(causal), **_refiner(fields, tensors)}
     return block.build(settings, tensors, options, layers, aux_layers, first, causal, own)
+
+
+def _refiner(fields: Fields, tensors: dict[str, Tensor]) -> dict[str, int]:
+    """The fields of ``BlockConfig`` that an XPress head has and others do not."""
+    if fields.raw.get(TYPE) != XPRESS:
+        return {}
+    if not all(name in tensors and len(tensors[name].shape) == 2 and tensors[name].shape[0] for name in (JOIN, GATE)):
+        raise fields.refuse(TYPE, f"another type: its files hold no matrices {JOIN!r} and {GATE!r}")
+    rank, ratio = tensors[JOIN].shape[0], tensors[GATE].shape[0] // tensors[JOIN].shape[0]
+    fields.only(RANK, rank, f"because of the shape of tensor {JOIN!r}")
+    fields.only(RATIO, ratio, f"because of the shape of tensor {GATE!r}")
+    sizes = rank, ratio, fields.integer(PASSES, DEFAULT_PASSES)
+    return dict(zip(("refiner_rank", "refiner_ratio", "refine_passes"), sizes, strict=True))
 
 
 def _anchor_first(settings: Settings, fields: Fields) -> bool:
@@ -80,8 +97,11 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
     plain = tuple(window is not None and not slides for window in windows)
     require(config.causal == plain, "causal", config.causal, f"{plain} in the speculators format")
     require_exportable(config)
+    expected = f"{any(plain)} in the speculators format"
+    require(config.windows_from_anchor == any(plain), "windows_from_anchor", config.windows_from_anchor, expected)
     kind = KIND if config.is_dflash2 else config.method
-    classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
+    classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator", XPRESS: "XPressSpeculator"}
+    xpress = {RANK: config.refiner_rank, RATIO: config.refiner_ratio, PASSES: config.refine_passes}
     dspark = {
         "markov_rank": config.markov_rank,
         "markov_head_type": config.markov,
@@ -100,6 +120,7 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
         "tie_word_embeddings": False,
         **({"sliding_window_non_causal": slides} if slides or kind == KIND else {}),
         **size_fields(config),
+        **(xpress if kind == XPRESS else {}),
         **(dspark if kind == "dspark" or config.confidence is not None else {}),
         LAYERS: nested_layer_fields(config.layers),
         CONFIG: proposal_fields(kind, config.max_drafts, target_name, target_architectures),
@@ -112,5 +133,6 @@ FORMAT = CheckpointFormat(
     write_config=hf_config,
     write_tensors=with_public_vocabulary,
     lists_layers=True,
+    classes=("DFlashSpeculator", "DSparkSpeculator", "XPressSpeculator", "XPressDraftModel", *block.CLASSES),
     name="speculators",
 )

@@ -58,4 +58,6 @@ FORMAT = CheckpointFormat(
     recognises=lambda _, names: "fc.weight" in names and any(name.startswith("layers.0.") for name in names),
     read=lambda _, fields, tensors, __: read(fields, tensors),
     write_config=lambda config, *_: hf_config(config),
+    classes=("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "Qwen2ForCausalLMEagle"),
+    names_target=True,
 )

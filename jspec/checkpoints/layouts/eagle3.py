@@ -7,6 +7,7 @@ is read by ``jspec.checkpoints.layouts.speculators``, which calls ``build`` of t
 import dataclasses
 import os
 import re
+import warnings
 from collections.abc import Collection, Iterable
 
 import numpy as np
@@ -33,7 +34,14 @@ from jspec.checkpoints.tensors.layout import Layout, reshaped
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement, renamed, tensor_table
 from jspec.config.heads import EMBEDDING, Eagle3Config
 
+CLASSES = ("LlamaForCausalLMEagle3", NEMO, "Qwen3Eagle3Model", "PeagleLlamaForCausalLM", "PeagleQwen3ForCausalLM")
+CLASSES += tuple(
+    f"Eagle3{name}ForCausalLM" for name in ("Llama", "Qwen3", "Qwen2_5vl", "Qwen3vl", "MiniMaxM2", "DeepseekV2")
+)
 OLD_AUX_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
+
+# What Model Optimizer writes over the plain rotary embedding of a head; where it trained one with YaRN, rope_theta is there.
+_WRITTEN_OVER = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 2048}
 
 # Settings that change what a draft head computes, each with the only value that is supported.
 _FIXED: tuple[tuple[str, float | bool], ...] = (
@@ -54,6 +62,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
         whose meaning ``options`` has to say and does not.
     """
     refuse_gemma(fields)
+    fields = _with_trained_rope(fields)
     settings = Settings.of(fields, "eagle_config")
     aux_layers = given_aux_layers(settings, options.aux_convention)
     norm_output = norm_meaning(fields, settings.object_with(NORM_KEY), options.norm_output, tensors)
@@ -66,6 +75,19 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     layout = build(_layers(fields, tensors), settings, tensors, aux_layers, norm, parallel, options.mask_token_id)
     convention = (options.aux_convention or said_convention(settings)) if aux_layers else None
     return dataclasses.replace(layout, aux_convention=convention, norm_output=norm_output)
+
+
+def _with_trained_rope(fields: Fields) -> Fields:
+    """config.json with the rotary embedding that the head was trained with, where it shows what was written over it."""
+    inner = fields.raw.get("eagle_config")
+    if fields.raw.get("rope_scaling") != _WRITTEN_OVER or "use_mtp_layernorm" not in (inner or ()):
+        return fields
+    warnings.warn(
+        f"{fields.where}: Model Optimizer trained this head with a plain rotary embedding and wrote YaRN over it, by which "
+        "the drafts are others; the plain one is read. To have YaRN, put rope_theta into rope_scaling",
+        stacklevel=2,
+    )
+    return dataclasses.replace(fields, raw={**fields.raw, "rope_scaling": None})
 
 
 def _layers(fields: Fields, tensors: Iterable[str]) -> Fields:
@@ -242,4 +264,6 @@ FORMAT = CheckpointFormat(
     recognises=_recognises,
     read=lambda _, fields, tensors, options: read(fields, tensors, options),
     lists_layers=True,
+    classes=CLASSES,
+    names_target=True,
 )

@@ -31,6 +31,10 @@ class CheckpointFormat:
       needs_target: True for a draft head, which cannot run without its target; False for a language model.
       lists_layers: whether config.json may list layers of the target. ``HeadOptions.aux_convention`` then says what the
         layer ids mean.
+      classes: the names that ``architectures`` may have. A head of any other class is refused, whatever its tensors are,
+        because it may compute something else. None if ``read`` looks at ``architectures`` itself.
+      names_target: whether ``architectures`` may name a language model, too, because heads of the layout are published with
+        the config of their target.
       name: what kind of layout it is: ``native``, that of a method's authors or of other tools, or ``speculators``.
     """
 
@@ -41,6 +45,8 @@ class CheckpointFormat:
     file: str = SINGLE
     needs_target: bool = True
     lists_layers: bool = False
+    classes: tuple[str, ...] | None = None
+    names_target: bool = False
     name: str = "native"
 
 

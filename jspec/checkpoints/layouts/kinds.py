@@ -3,6 +3,7 @@
 The package docstring (``jspec.checkpoints.layouts``) says how the layouts are asked."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable
 
 from jspec.checkpoints.files.fields import Fields
@@ -10,14 +11,16 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.config import require_size, stored_quantization
-from jspec.checkpoints.huggingface.multimodal import has_text_config
+from jspec.checkpoints.huggingface.families import FAMILIES
+from jspec.checkpoints.huggingface.multimodal import WRAPPERS, has_text_config
 from jspec.checkpoints.huggingface.unread_keys import warn_of_unread_keys
-from jspec.checkpoints.layouts.format import CheckpointFormat, architectures
+from jspec.checkpoints.layouts.format import CheckpointFormat, architectures, refuse_gemma
 from jspec.checkpoints.layouts.mtp import FORMAT as MTP
 from jspec.checkpoints.layouts.mtp_speculators import FORMAT as MTP_OF_SPECULATORS
 from jspec.checkpoints.layouts.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.layouts.published import answered
 from jspec.checkpoints.layouts.quantized import dequantized_head, names_of_weights, without_quantization
+from jspec.checkpoints.layouts.speculators import KINDS, TYPE
 from jspec.checkpoints.layouts.wrapping import WRAPPER, names_without_prefix, unwrap
 from jspec.checkpoints.quantized.dequantized_layout import Replaced, with_note
 from jspec.checkpoints.quantized.scaled import Scaled
@@ -25,11 +28,15 @@ from jspec.checkpoints.quantized.stored_weights import with_stored_weights
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.registry import METHODS, resolve
 
+_NAMES = ("architectures", "model_type", TYPE)  # keys that may name a kind
 # Kinds of checkpoints that jspec refuses, each with the test that finds it. A supported layout would recognise them too:
-# an XPress head, for example, has the tensors of a DFlash head, but computes something else.
+# a DFlash2Beam head, for example, has the tensors of a DFlash2 head, but computes something else.
 _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
+    (
+        "EAGLE-4 heads, whose code is source-available under no open licence, so that jspec does not implement them,",
+        lambda fields, _: "eagle4" in re.sub("[-_]", "", str([fields.raw.get(key) for key in _NAMES]).lower()),
+    ),
     ("DFlash2Beam heads", lambda fields, _: "dflash2beam" in architectures(fields)),
-    ("XPress heads, which refine their drafts,", lambda fields, _: "xpress" in architectures(fields)),
     (
         "EAGLE heads of NeMo Automodel, which have norms around their layer,",
         lambda fields, _: "llamaeagledraftmodel" in architectures(fields),
@@ -69,6 +76,7 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
         if applies(fields, tensors):
             raise Refusal(f"{folder.given}: {what} are not supported")
     head_format = MTP if options.mtp else _format(fields, tensors)
+    _require_known_class(fields, head_format)
     if wrapped and not head_format.needs_target:
         raise Refusal(
             f"{fields.where}: model_type={WRAPPER!r} says that this is an EAGLE head, but 'fc.weight' is missing"
@@ -100,6 +108,26 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
             f"config.json names code of its own (auto_map), which the weights of {layout.label} do not need",
         )
     return dataclasses.replace(layout, left_out=layout.left_out | left_out, notes=(*notes, *layout.notes))
+
+
+def _require_known_class(fields: Fields, head_format: CheckpointFormat):
+    """Raise a ``Refusal`` if config.json names a class that no draft head of this format has.
+
+    A head of an unknown class may have a known head's tensors and compute something else, which would only show in how many
+    drafts are accepted. A folder that names no class is recognised by its tensors alone."""
+    given, known = fields.raw.get("architectures"), head_format.classes
+    if not given or known is None or fields.raw.get(TYPE, KINDS[0]) not in KINDS:  # the reader refuses an unknown type
+        return
+    of_target = (*FAMILIES, *WRAPPERS) if head_format.names_target else ()
+    may = {name.lower() for name in (*known, *of_target)}
+    if not all(str(name).lower() in may for name in (given if isinstance(given, list) else [given])):
+        refuse_gemma(fields)
+        target = ", or the class of its target" if of_target else ""
+        raise fields.refuse(
+            "architectures",
+            f"the class of a draft head that jspec knows, because another one may compute something else from the same "
+            f"tensors; with these it knows {', '.join(known)}{target}",
+        )
 
 
 def _dequantized(

@@ -134,4 +134,6 @@ FORMAT = CheckpointFormat(
     read=lambda _, fields, tensors, __: read(fields, tensors),
     write_config=lambda config, target_name, _: hf_config(config, target_name),
     file=MEDUSA,
+    classes=("MedusaModel",),
+    names_target=True,
 )

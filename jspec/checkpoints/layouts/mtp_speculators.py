@@ -57,5 +57,6 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
 FORMAT = CheckpointFormat(
     recognises=lambda fields, _: fields.raw.get(speculators.TYPE) == speculators.MTP,
     read=read,
+    classes=("MTPDraftModel",),
     name="speculators",
 )

@@ -23,11 +23,14 @@ from jspec.checkpoints.tensors.layout import Layout
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config
 
-KINDS = ("eagle3", "peagle", "eagle")
-BLOCK_KINDS = ("dflash", "dflash2", "dspark")  # which ``jspec.checkpoints.layouts.block_speculators`` reads
+OWN_KINDS = ("eagle3", "peagle", "eagle")
+BLOCK_KINDS = ("dflash", "dflash2", "dspark", "xpress")  # which ``jspec.checkpoints.layouts.block_speculators`` reads
 MTP = "mtp"  # which ``jspec.checkpoints.layouts.mtp_speculators`` reads
+KINDS = (*OWN_KINDS, *BLOCK_KINDS, MTP)
 VERSION = "0.5.0"  # the version of the format that ``hf_config`` writes
 TYPE, LAYERS, CONFIG = "speculators_model_type", "transformer_layer_config", "speculators_config"
+
+_LAYER = "LlamaDecoderLayer"  # which the type ``eagle`` names beside its own class
 
 _SHARED = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
 CLASS_DEFAULTS = {
@@ -45,10 +48,8 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
         type is not supported.
     """
     kind = fields.raw.get(TYPE)
-    if kind not in KINDS:
-        raise fields.refuse(
-            TYPE, f"one of {', '.join((*KINDS, *BLOCK_KINDS, MTP))}; other kinds of speculators are not supported"
-        )
+    if kind not in OWN_KINDS:
+        raise fields.refuse(TYPE, f"one of {', '.join(KINDS)}; other kinds of speculators are not supported")
     if kind == "eagle":
         options.refuse_any(fields.where, ("aux_convention", "norm_output"), "EAGLE-3 heads")
         options.refuse_any(fields.where, ("mask_token_id",), "P-EAGLE heads")
@@ -102,7 +103,7 @@ def _eagle(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
             "layernorms",
             "false: with norms around the layer, the format does not say whether a normed state is fed back",
         )
-    fields.only("transformer_layer_architecture", "LlamaDecoderLayer")
+    fields.only("transformer_layer_architecture", _LAYER)
     native = {_native_name(name): tensor for name, tensor in tensors.items()}
     layers = layers_of(fields, native, absent="llama")
     layers = dataclasses.replace(layers, raw={**layers.raw, "num_hidden_layers": 1})  # this type has one layer
@@ -229,5 +230,6 @@ FORMAT = CheckpointFormat(
     write_config=hf_config,
     write_tensors=eagle3.public_tensors,
     lists_layers=True,
+    classes=("Eagle3Speculator", "Eagle3DraftModel", "PEagleSpeculator", "PEagleDraftModel", "EagleSpeculator", _LAYER),
     name="speculators",
 )

@@ -1,4 +1,4 @@
-"""The config of a block drafter: DFlash, DFlash2, JetSpec, DSpark, Domino or LiLiCorr."""
+"""The config of a block drafter: DFlash, DFlash2, JetSpec, DSpark, Domino, LiLiCorr or XPress."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,13 +14,14 @@ from jspec.config.param_specs import DRAFT_VOCAB, EMBED, VOCAB, Axis, Parameter,
 RANK, GATE, CELL = Axis("Rm", "markov"), Axis("Dg", "gate"), Axis("Dc", "gate")
 SIDES, TAPS, KERNELS = Axis("2", "sides"), Axis("Tc", "taps"), Axis("2TcGc", "kernels")
 SELECTOR_RANK = Axis("Rs", "selector")
+REFINED, INNER, SLOT = Axis("Rx", "refiner"), Axis("Fx", "refiner"), Axis("Ns", "slots")
 MARKOVS = ("vanilla", "gated", "rnn")
 CONFIDENCES = ("hidden", "markov")
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig(AuxiliaryConfig):
-    """DFlash, DFlash2, JetSpec, DSpark, Domino and LiLiCorr (all of 2026): layers that fill a block of mask tokens at once.
+    """DFlash, DFlash2, JetSpec, DSpark, Domino, LiLiCorr, XPress (all of 2026): layers fill a block of mask tokens at once.
 
     The block is the newest committed token, its *anchor*, and mask tokens. Every layer attends to the *context*, the
     target's auxiliary hidden states of the tokens before the anchor, fused into ``[D]``, from which each layer computes
@@ -28,7 +29,8 @@ class BlockConfig(AuxiliaryConfig):
 
     Attributes:
       layers: the decoder layers. The vocabulary is the target's, V. A layer with a window W sees the W newest tokens of the
-        context before the anchor and the whole block; if it is causal, the W newest slots up to its own.
+        context before the anchor and the whole block; if it is causal, the W newest slots up to its own, unless
+        ``windows_from_anchor``.
       draft_vocab_size: Vd, how many tokens the output head has logits for.
       target_hidden_size: Dt, width of the target's residual stream.
       aux_layers: which auxiliary hidden states the context joins: k is the residual stream after k layers of the target.
@@ -52,6 +54,10 @@ class BlockConfig(AuxiliaryConfig):
       candidates: how many tokens, the likeliest of each slot, the candidate selector or a LiLiCorr head chooses among.
       domino: the sizes of the recurrence of a Domino head, by which each draft depends on those before it; None in others.
       lilicorr: the sizes of the layers of a LiLiCorr head, which score the candidates of all slots; None in others.
+      refiner_rank, refiner_ratio, refine_passes: Rx, of the refiner of an XPress head (``jspec.models.heads.refiner``), the
+        inner size of its MLP in Rx, and how often it corrects the drafts of a block. 0 in other heads.
+      windows_from_anchor: whether each slot of a causal layer with a window W sees the W newest tokens of the context before
+        the anchor, and the block up to its own slot, as heads of the ``speculators`` package do.
 
     Example::
 
@@ -91,6 +97,10 @@ class BlockConfig(AuxiliaryConfig):
     candidates: int = 0
     domino: DominoConfig | None = None
     lilicorr: LiLiCorrConfig | None = None
+    refiner_rank: int = 0
+    refiner_ratio: int = 0
+    refine_passes: int = 0
+    windows_from_anchor: bool = False
 
     def __post_init__(self):
         V, mask = self.layers.vocab_size, self.mask_token_id
@@ -103,6 +113,9 @@ class BlockConfig(AuxiliaryConfig):
         each = len(self.causal) == layers and all(isinstance(flag, bool) for flag in self.causal)
         require(each, "causal", self.causal, f"True or False for each of {layers} layers")
         require(self.markov in (None, *MARKOVS), "markov", self.markov, f"None or one of {', '.join(MARKOVS)}")
+        pairs = zip(self.causal, self.layers.windows, strict=True)
+        some = isinstance(from_anchor := self.windows_from_anchor, bool) and (not from_anchor or any(map(all, pairs)))
+        require(some, "windows_from_anchor", from_anchor, "False, because no causal layer has a window")
         rank = self.markov_rank
         fits = is_int(rank) and (0 < rank < 2**31 if self.markov is not None else rank == 0)
         require(fits, "markov_rank", rank, "an integer of at least 1 with a Markov head, 0 without")
@@ -112,6 +125,13 @@ class BlockConfig(AuxiliaryConfig):
             self._require_candidates()
         if self.domino is not None:
             self._require_domino(self.domino)
+        sizes = self.refiner_rank, self.refiner_ratio, self.refine_passes
+        parts = (self.markov, self.confidence, self.domino, self.lilicorr)
+        others = self.is_dflash2 or any(part is not None for part in parts)
+        whole = all(is_int(size) and 0 <= size < 2**31 for size in sizes)
+        fits = whole and (all(sizes) and not others if any(sizes) else True)
+        expected = "three integers of at least 1 in a head with nothing else beside its layers, or 0"
+        require(fits, "refiner_rank, refiner_ratio, refine_passes", sizes, expected)
 
     def _require_candidates(self):
         """Raise a ValueError unless the sizes of convolutions and candidates fit each other and the layers."""
@@ -146,6 +166,8 @@ class BlockConfig(AuxiliaryConfig):
 
     @property
     def method(self) -> str:
+        if self.refiner_rank:
+            return "xpress"
         return "dflash" if self.markov is None else "dspark"
 
     @property
@@ -162,7 +184,15 @@ class BlockConfig(AuxiliaryConfig):
         # Dg is the size of the inputs of gate and confidence head, and Dc of those of the recurrent cell.
         markov = {"Rm": Rm, "Dg": D + Rm, "Dc": D + 2 * Rm}
         groups = D // self.conv_group if self.conv_group else 0
-        sizes = {**super().dimensions, **markov, "Tc": self.conv_taps, "Gc": groups, "Rs": self.selector_rank}
+        refiner = {"Rx": self.refiner_rank, "Fx": self.refiner_rank * self.refiner_ratio, "Ns": self.block_size}
+        sizes = {
+            **super().dimensions,
+            **markov,
+            **refiner,
+            "Tc": self.conv_taps,
+            "Gc": groups,
+            "Rs": self.selector_rank,
+        }
         domino = {} if self.domino is None else self.domino.dimensions(D)
         lilicorr = {} if self.lilicorr is None else self.lilicorr.dimensions(self.block_size, self.candidates)
         return {**sizes, **domino, **lilicorr}
@@ -182,6 +212,7 @@ class BlockConfig(AuxiliaryConfig):
             *self._selector_parameters,
             *(() if self.domino is None else self.domino.parameters(c.quantization_of)),
             *(() if self.lilicorr is None else self.lilicorr.parameters(c.hidden_size)),
+            *self._refiner_parameters,
             *self._confidence_parameters,
         )
 
@@ -231,6 +262,22 @@ class BlockConfig(AuxiliaryConfig):
         )
 
     @property
+    def _refiner_parameters(self) -> tuple[Parameter, ...]:
+        """The refiner of an XPress head, never quantised."""
+        if not self.refiner_rank:
+            return ()
+        theirs = "refiner_head."
+        return (
+            matrix("refiner.embedding", f"{theirs}token_embed.weight", VOCAB, REFINED),
+            *linear("refiner.read", {f"{theirs}down_h": REFINED, f"{theirs}down_g": REFINED}, EMBED),
+            *linear("refiner.join", {f"{theirs}in_proj": REFINED}, Axis("3Rx", "refiner")),
+            Parameter("refiner.mix", {f"{theirs}mix_l": REFINED}, (SLOT, SLOT)),
+            *linear("refiner.gate_up", {f"{theirs}mlp_gate": INNER, f"{theirs}mlp_up": INNER}, REFINED),
+            *linear("refiner.down", {f"{theirs}mlp_down": REFINED}, INNER),
+            *linear("refiner.out", {f"{theirs}readout": DRAFT_VOCAB}, REFINED),
+        )
+
+    @property
     def _confidence_parameters(self) -> tuple[Parameter, ...]:
         """Weight and bias of the confidence head, never quantised: one output channel, computed in float32."""
         if self.confidence is None:
@@ -246,5 +293,7 @@ class BlockConfig(AuxiliaryConfig):
         markov += f", convolutions over {self.conv_taps} slots" if self.conv_taps else ""
         scores = "selector of" if self.lilicorr is None else "LiLiCorr scores of"
         markov += f", {scores} {self.candidates} candidates" if self.candidates else ""
+        passes = count(self.refine_passes, "refinement")
+        markov += f", refiner of rank {self.refiner_rank}, {passes}" if self.refiner_rank else ""
         aux = f"auxiliary layers {', '.join(map(str, self.aux_layers))}"
         return f"{count(self.layers.num_layers, 'layer')}, {block}{markov}, {self.vocabulary_summary}, {aux}"

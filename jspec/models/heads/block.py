@@ -1,4 +1,4 @@
-"""Block drafters: DFlash, DFlash2, JetSpec, DSpark, Domino and LiLiCorr (all of 2026): layers fill a block in one pass.
+"""Block drafters (DFlash, DFlash2, JetSpec, DSpark, Domino, LiLiCorr, XPress; 2026): layers fill a block in one pass.
 
 The *context* of a block are the tokens before its first slot, the anchor. All layers compute their keys and values of
 the context from its fused features (``fuse``), so the context goes through neither attention nor MLPs.
@@ -10,7 +10,8 @@ the context from its fused features (``fuse``), so the context goes through neit
 
 The Markov head of a DSpark head adds to the logits of a slot by the draft before it, so drafts are drawn one after
 another (``MarkovHead``). DFlash2, Domino and LiLiCorr heads have something of the kind, too, each in a module of its own.
-``BlockHead.sequential`` is whichever a head has, with the interface of ``jspec.models.heads.sequential``."""
+``BlockHead.sequential`` is whichever a head has, with the interface of ``jspec.models.heads.sequential``. The refiner of an
+XPress head adds to the logits of all slots by all drafts, in a few passes (``jspec.models.heads.refiner``)."""
 
 import dataclasses
 import functools
@@ -28,6 +29,7 @@ from jspec.models.heads.domino import Domino
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.heads.eagle import LayeredHead, init_embedding
 from jspec.models.heads.lilicorr import LiLiCorr
+from jspec.models.heads.refiner import Refiner
 from jspec.models.heads.sequential import Slots
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import Linear, Norm, linear_maps, looked_up
@@ -49,23 +51,33 @@ class BlockView(PagedView):
     Attributes:
       block: n, how many of the call's tokens are the block; they are the last.
       causal: whether a slot of the block sees none of the slots behind it. If not, it sees all valid ones.
+      from_anchor: whether a window counts tokens before the anchor in a causal block, too.
     """
 
     block: int = dataclasses.field(default=1, metadata={"static": True})
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
+    from_anchor: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def extend(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int, spec: AttentionSpec):
         """As ``View.extend``, with the attention of the block alone, ``[B, n, N, H]``.
 
-        With a window W, a slot of a block that is not causal sees W tokens of the context."""
-        n = self.block
+        With a window W, a slot of a block that is not causal, or whose windows are counted from the anchor, sees W tokens
+        of the context."""
+        n, W = self.block, spec.window
         q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
         last, valid = self.positions[:, -n:], self.valid[:, -n:]
+
+        def attended(slots: slice, window: int | None):
+            queries = PagedQueries(self.table, last[:, slots], valid[:, slots])
+            return paged_attention(q[:, -n:][:, slots], kv.k, kv.v, queries, dataclasses.replace(spec, window=window))
+
+        if W is not None and self.causal and self.from_anchor:
+            # Each slot sees one more than the slot before it, and so has a window, and a pass, of its own.
+            return jnp.concatenate([attended(slice(i, i + 1), W + i + 1) for i in range(n)], axis=1), kv
         if not self.causal:
             newest = jnp.max(jnp.where(valid, last, -1), axis=1, keepdims=True)
-            last = jnp.broadcast_to(newest, last.shape)
-            spec = dataclasses.replace(spec, window=None if spec.window is None else spec.window + n)
-        return paged_attention(q[:, -n:], kv.k, kv.v, PagedQueries(self.table, last, valid), spec), kv
+            last, W = jnp.broadcast_to(newest, last.shape), None if W is None else W + n
+        return attended(slice(None), W), kv
 
 
 class MarkovHead(nnx.Module):
@@ -139,6 +151,7 @@ class BlockHead(LayeredHead):
       markov: of a DSpark head; None in others.
       selector: of a DFlash2 head; None in others.
       domino, lilicorr: of these two kinds of heads; None in others.
+      refiner: of an XPress head; None in others.
       confidence: a linear map of the inputs that ``BlockConfig.confidence`` names to a logit: that of the probability
         that the draft of a slot is accepted if those before it are. None in a head without.
     """
@@ -157,6 +170,7 @@ class BlockHead(LayeredHead):
         self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
         self.markov = MarkovHead(config, dtype=dtype, rngs=rngs) if config.markov is not None else None
+        self.refiner = Refiner(config, dtype=dtype, rngs=rngs) if config.refiner_rank else None
         self.selector = CandidateSelector(config, dtype=dtype, rngs=rngs) if config.is_dflash2 else None
         self.domino = Domino(config, dtype=dtype, rngs=rngs) if config.domino is not None else None
         self.lilicorr = LiLiCorr(config, dtype=dtype, rngs=rngs) if config.lilicorr is not None else None
@@ -195,7 +209,7 @@ class BlockHead(LayeredHead):
         x, normed, written = embedded, self.layers[0].attention_norm(embedded), []
         norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
         for layer, after, causal, kv in zip(self.layers, norms, self.config.causal, cache, strict=True):
-            seen = dataclasses.replace(view, causal=causal)
+            seen = dataclasses.replace(view, causal=causal, from_anchor=self.config.windows_from_anchor)
             x, normed, kv = layer(x, jnp.concatenate([context, normed], axis=1), positions, kv, seen, after)
             written.append(kv)
         return normed, tuple(written)
