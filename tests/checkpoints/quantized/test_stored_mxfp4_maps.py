@@ -128,11 +128,11 @@ def test_conversion_keeps_every_bit(tmp_path, monkeypatch):
         load_folder(tmp_path / "damaged")
 
 
-def test_draft_heads_are_dequantised(tmp_path):
+def test_draft_heads_stay_as_they_are_stored(tmp_path):
     src, wide = stored_head(tmp_path / "head", "eagle3", MXFP4)
-    with pytest.warns(UserWarning, match="stored in MXFP4, four bits .* so they are dequantised as they are read"):
-        found = load_draft(src, "float32")
-    assert_same(found, load_draft(wide, "float32"))
+    config, params = load_draft(src, "float32")
+    assert config.formats == "mxfp4"
+    assert_stands_for(params, config, load_draft(wide, "float32")[1])
 
 
 @pytest.mark.parametrize("form", [None, "mixed-precision", "mxfp4-pack-quantized"])
