@@ -69,7 +69,7 @@ def _section(pair: Pair, plain: Mapping[str, Any], greedy: results.Result | None
     {run.versions["jax"]}, {run.settings["dtype"]}, {run.settings["new"]} tokens an answer, on {run.day} (commit
     {run.code})."""
     if greedy is not None:
-        alone, drafted, of = *greedy.measured.values(), greedy.settings["prompts"]
+        alone, drafted, of = greedy.measured["plain"], greedy.measured["with drafts"], greedy.settings["prompts"]
         measured += f""" In float32, {alone} of {of} greedy answers of {greedy.settings["new"]} tokens are, token for token,
         those of transformers on the same card, and {drafted} with drafts (`python -m benchmarks.real.greedy {target}
         {draft}`)."""

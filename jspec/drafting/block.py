@@ -99,9 +99,8 @@ class Block(CachedHead):
         They follow from the committed text alone, so that each is a point mass."""
         refiner, passes = self.head.refiner, min(self.head.config.refine_passes, self.num_draft_tokens)
         assert refiner is not None
-        before = jnp.arange(-self.first, 1, dtype=jnp.int32)[
-            None
-        ]  # the anchor, and if it drafts not, the token before it
+        # In front of what the slots predict: the anchor, and where its slot does not draft, the token before it as well.
+        before = jnp.arange(-self.first, 1, dtype=jnp.int32)[None]
         known, refined = context.tokens_at(context.length[:, None] - 1 + before), logits
         for _ in range(passes):
             drafts = jnp.argmax(refined, axis=-1).astype(jnp.int32)

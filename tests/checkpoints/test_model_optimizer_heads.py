@@ -14,7 +14,7 @@ from resaved import set_keys
 from tiers import in_tiers
 from tiny_heads import eagle3
 
-from convert import load_draft, load_folder
+from convert import Refusal, load_draft, load_folder
 from convert.folders import read_draft_config
 from jspec.checkpoints.layouts.options import OpenSetting
 from jspec.models import build, build_head
@@ -123,6 +123,12 @@ def test_a_rotary_embedding_that_an_export_wrote_over_the_trained_one(written):
 def test_yarn_of_another_tool_is_followed(tmp_path):
     folder = eagle3(tmp_path / "head", rope_scaling=YARN)
     assert read_draft_config(folder).layers.rope.kind == "yarn"
+
+
+def test_settings_that_are_no_object_are_refused(tmp_path):
+    folder = set_keys(eagle3(tmp_path / "head"), rope_scaling=YARN, eagle_config=5)
+    with pytest.raises(Refusal, match="eagle_config=5"):
+        read_draft_config(folder)
 
 
 @pytest.mark.parametrize(

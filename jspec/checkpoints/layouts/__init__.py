@@ -8,8 +8,8 @@ layout by its config.json and tensor names, a function that reads it and, for so
 prefixes and outer configs that some tools add (``wrapping.py``) and refuses the kinds that jspec cannot draft with. It then
 asks each ``CheckpointFormat`` in the order of ``jspec.registry.METHODS``; the first that recognises the folder reads it.
 The last one, a plain language model, accepts every folder. Example: config.json with
-``"architectures": ["LlamaForCausalLMEagle3"]`` is recognised by ``eagle3.FORMAT``. What a layer of a head stores quantised
-stays so in the end, where there is a kernel for it.
+``"architectures": ["LlamaForCausalLMEagle3"]`` is recognised by ``eagle3.FORMAT``. Weights of heads with
+decoder layers stay as they are stored in the end, where there is a kernel for them.
 
 A folder that ``jspec-convert`` wrote is not recognised again: its manifest holds the config of the draft head.
 

@@ -125,7 +125,7 @@ def build(
 def _with_names_of_deepspec(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a DSpark head with the names that DeepSpec gives them. Model Optimizer (0.48) leaves out those of the
     modules around them."""
-    if "markov_w1.weight" not in tensors:
+    if "markov_w1.weight" not in tensors or any(name.startswith("markov_head.") for name in tensors):
         return tensors
     starts = {name: f"markov_head.{name}" for name in ("markov_w1", "markov_w2", "gate_proj", "joint_proj")}
     starts["confidence_proj"] = "confidence_head.proj"

@@ -80,7 +80,8 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
 def _with_trained_rope(fields: Fields) -> Fields:
     """config.json with the rotary embedding that the head was trained with, where it shows what was written over it."""
     inner = fields.raw.get("eagle_config")
-    if fields.raw.get("rope_scaling") != _WRITTEN_OVER or "use_mtp_layernorm" not in (inner or ()):
+    is_of_tool = isinstance(inner, dict) and "use_mtp_layernorm" in inner
+    if fields.raw.get("rope_scaling") != _WRITTEN_OVER or not is_of_tool:
         return fields
     warnings.warn(
         f"{fields.where}: Model Optimizer trained this head with a plain rotary embedding and wrote YaRN over it, by which "

@@ -98,7 +98,7 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
     layout = with_note(layout, replaced)
-    if replaced.note and layout.config.decoder is not None:  # others are small, and have no format of each map
+    if replaced.note and layout.config.decoder is not None:  # other configs have one format for all maps
         layout = with_stored_weights(layout)
     require_size(layout.config, fields.where)
     warn_of_unread_keys(fields, multimodal=has_text_config(fields))
@@ -115,8 +115,8 @@ def _require_known_class(fields: Fields, head_format: CheckpointFormat):
 
     A head of an unknown class may have a known head's tensors and compute something else, which would only show in how many
     drafts are accepted. A folder that names no class is recognised by its tensors alone."""
-    given, known = fields.raw.get("architectures"), head_format.classes
-    if not given or known is None or fields.raw.get(TYPE, KINDS[0]) not in KINDS:  # the reader refuses an unknown type
+    given, known, kind = fields.raw.get("architectures"), head_format.classes, fields.raw.get(TYPE)
+    if not given or known is None or kind not in (None, *KINDS):  # the reader refuses an unknown type
         return
     of_target = (*FAMILIES, *WRAPPERS) if head_format.names_target else ()
     may = {name.lower() for name in (*known, *of_target)}

@@ -8,13 +8,13 @@ auxiliary.py  the base of heads that fuse auxiliary hidden states: eagle3.py and
 eagle.py      EAGLE and EAGLE-2
 eagle3.py     EAGLE-3 and P-EAGLE
 mtp.py        multi-token prediction layers
-block.py      DFlash, DFlash2, JetSpec, DSpark, and with block_corrections.py Domino and LiLiCorr
+block.py      DFlash, DFlash2, JetSpec, DSpark, XPress, and with block_corrections.py Domino and LiLiCorr
 assistant.py  assistants of Gemma 4
 mlp.py        MLP speculator
 medusa.py     Medusa heads
 pard.py       PARD, a language model with mask tokens
 
-Dimension letters are those of ``jspec.config``, and ten more:
+Dimension letters are those of ``jspec.config``, and thirteen more:
 
     E   size of a feature: how many numbers of the target one slot of the draft head reads
     Vd  draft vocabulary: how many of the V tokens the draft head can propose
@@ -25,6 +25,9 @@ Dimension letters are those of ``jspec.config``, and ten more:
     Tc  slots over which a convolution of a DFlash2 head reaches
     Gc  groups of numbers that share the computed part of its kernels
     Rs  rank of the candidate selector of a DFlash2 head
+    Rx  rank of the refiner of an XPress head
+    Fx  width of its MLP
+    Ns  slots of a block, which it mixes
 
 Those of Domino and LiLiCorr heads are in block_corrections.py.
 """

@@ -288,12 +288,17 @@ class BlockConfig(AuxiliaryConfig):
     @property
     def summary(self) -> str:
         block = f"{'causal ' if all(self.causal) else ''}block of {self.block_size}, {count(self.max_drafts, 'draft')}"
-        markov = "" if self.markov is None else f", {self.markov} Markov head of rank {self.markov_rank}"
-        markov += "" if self.domino is None else f", Domino states of {self.domino.state_size}"
-        markov += f", convolutions over {self.conv_taps} slots" if self.conv_taps else ""
-        scores = "selector of" if self.lilicorr is None else "LiLiCorr scores of"
-        markov += f", {scores} {self.candidates} candidates" if self.candidates else ""
-        passes = count(self.refine_passes, "refinement")
-        markov += f", refiner of rank {self.refiner_rank}, {passes}" if self.refiner_rank else ""
+        parts = [count(self.layers.num_layers, "layer"), block]
+        if self.markov is not None:
+            parts.append(f"{self.markov} Markov head of rank {self.markov_rank}")
+        if self.domino is not None:
+            parts.append(f"Domino states of {self.domino.state_size}")
+        if self.conv_taps:
+            parts.append(f"convolutions over {self.conv_taps} slots")
+        if self.candidates:
+            scores = "selector" if self.lilicorr is None else "LiLiCorr scores"
+            parts.append(f"{scores} of {self.candidates} candidates")
+        if self.refiner_rank:
+            parts += [f"refiner of rank {self.refiner_rank}", count(self.refine_passes, "refinement")]
         aux = f"auxiliary layers {', '.join(map(str, self.aux_layers))}"
-        return f"{count(self.layers.num_layers, 'layer')}, {block}{markov}, {self.vocabulary_summary}, {aux}"
+        return ", ".join([*parts, self.vocabulary_summary, aux])

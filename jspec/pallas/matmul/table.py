@@ -215,8 +215,8 @@ TABLE = (
     # [28672, 4096] with 1, 16, 80 and 320 tokens: 23, 24, 37 and 123 us on an H200, and of NVFP4 40, 44, 54 and 145. The row
     # that follows took 36, 36, 121 and 447 on an H100, and of NVFP4 51, 51, 131 and 375.
     _few_tokens("few tokens, codes", weights=_MOSAIC_CODES),
-    # The next row divides the inputs among program instances only for up to 32 tokens. Values in ``Q6_K`` ([1024, 4096])
-    # cost rounds of 32 layers some 1 ms with 64 tokens and 1.7 ms with 80, which this kernel should take a fifth of.
+    # Of more than 32 tokens the next row hardly divides the inputs among program instances: [1024, 4096] has 16 with 80.
+    # Rounds of an 8B in Q4_K_M were slow there (benchmarks/log/gguf.md). With this kernel they have not been timed yet.
     _few_tokens("few tokens, codes of small weights", weights=_MOSAIC_CODES, tokens=range(33, 321), small=True),
     # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32. MXFP4 is multiplied here,
     # too.
