@@ -2,6 +2,7 @@
 
     python -m benchmarks.real.answers path/to/target answers.npz                  # 6 million tokens
     python -m benchmarks.real.answers path/to/target answers.npz --seconds 240    # or as many as come in that time
+    python -m benchmarks.real.answers path/to/target more.npz --seed 1                       # others
 
 Answers are sampled at temperature 1, a third of them greedily, and end by themselves or after ``--new`` tokens. One
 conversation in fifty is held out from training, as ``jspec train`` does with documents."""
@@ -29,9 +30,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--new", type=int, default=384)
     parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0, help="another has questions in another order, and other answers")
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
-    began, kept, count, asked = time.perf_counter(), [], 0, questions()
+    began, kept, count, asked = time.perf_counter(), [], 0, questions(args.seed)
     with jspec.load(args.target, dtype=args.dtype, max_batch=args.rows, max_len=args.new + 128).warmup() as llm:
         print(f"ready in {time.perf_counter() - began:.0f} s", flush=True)
         for turn in itertools.count():
@@ -41,7 +43,7 @@ def main() -> None:
                 for i in range(len(some))
             ]
             conversations = [[{"role": "user", "content": one}] for one in some]
-            for text in llm.chat(conversations, params, key=jax.random.key(turn)):
+            for text in llm.chat(conversations, params, key=jax.random.fold_in(jax.random.key(args.seed), turn)):
                 kept.append([*text.prompt_token_ids, *text.token_ids])
                 count += len(kept[-1])
             passed = time.perf_counter() - began

@@ -5,6 +5,7 @@
     python -m benchmarks.rounds.hybrids --lines plain prefill     # some lines of each shape
     python -m benchmarks.rounds.hybrids --rows 1 16               # with so many rows
     python -m benchmarks.rounds.hybrids --quantization fp8_block  # with weights in a format of eight or four bits
+    python -m benchmarks.rounds.hybrids --draft-quantization none fp8_block    # the layer that drafts in these, in turn
     python -m benchmarks.rounds.hybrids --json FILE               # also writes a result, see benchmarks/report/results.py
     XLA_FLAGS=--xla_gpu_enable_command_buffer= python -m benchmarks.rounds.hybrids --profile    # the kernels of its rounds
     python -m benchmarks.rounds.hybrids --smoke                   # tiny and anywhere, with meaningless times
@@ -18,7 +19,7 @@ is that of ``benchmarks.rounds.prompts.reading_floor``."""
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from benchmarks.rounds.bench import Bench
 from benchmarks.rounds.of_shapes import Run, known_format, parser_of
@@ -37,12 +38,16 @@ GOALS: Mapping[str, Mapping[str, Mapping[int, float]]] = {
 SMALL: Mapping[str, Mapping[int, float]] = {"plain": {2: 1.0}, "mtp": {1: 1.0}}
 
 
-def decoding(line: str, rows: int, small: bool) -> Decoding:
-    """The rounds of a line."""
+def decodings(line: str, rows: int, small: bool, draft_formats: Iterable[str]) -> Iterator[Decoding]:
+    """The rounds of a line, with drafts for each format of the layer that makes them."""
     lengths = (16, 8) if small else (PROMPT, NEW)
     if line == "plain":
-        return Decoding(None, 0, rows, *lengths)
-    return Decoding(line, K, rows, *lengths, draft_vocabulary=64 if small else DRAFT_VOCABULARY)
+        yield Decoding(None, 0, rows, *lengths)
+        return
+    for name in draft_formats:
+        of_draft = None if name == "none" else name
+        vocabulary = 64 if small else DRAFT_VOCABULARY
+        yield Decoding(line, K, rows, *lengths, draft_vocabulary=vocabulary, draft_quantization=of_draft)
 
 
 def figures(shape: str, bench: Bench, args: argparse.Namespace, quantization: str | None) -> Iterator[Figure]:
@@ -57,12 +62,13 @@ def figures(shape: str, bench: Bench, args: argparse.Namespace, quantization: st
             if args.rows is not None and count not in args.rows:
                 continue
             goal = None if quantization else lines[line][count]
-            what = dataclasses.replace(decoding(line, count, args.smoke), quantization=quantization)
-            timed = bench.time(what)
-            times = 1e3 * timed.seconds, 1e3 * timed.floor
-            tokens = timed.tokens if what.K else None
-            more = {"kernels": timed.kernels, "tokens": tokens, "experts": timed.experts}
-            yield Figure(number, f"{shape}, batch {count}", f"{shape}, {what}", "ms", *times, goal, **more)
+            for rounds in decodings(line, count, args.smoke, args.draft_quantization):
+                what = dataclasses.replace(rounds, quantization=quantization)
+                timed = bench.time(what)
+                times = 1e3 * timed.seconds, 1e3 * timed.floor
+                tokens = timed.tokens if what.K else None
+                more = {"kernels": timed.kernels, "tokens": tokens, "experts": timed.experts}
+                yield Figure(number, f"{shape}, batch {count}", f"{shape}, {what}", "ms", *times, goal, **more)
 
 
 def prefill(number: int, shape: str, bench: Bench, what: Reading) -> Figure:
@@ -77,6 +83,14 @@ def main() -> int:
     parser.add_argument("--lines", choices=LINES, nargs="+", default=LINES, metavar="LINE", help="of each shape")
     parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="numbers of rows")
     parser.add_argument("--quantization", type=known_format, metavar="FORMAT", help="of the target's weights")
+    parser.add_argument(
+        "--draft-quantization",
+        type=known_format,
+        nargs="+",
+        default=["none"],
+        metavar="FORMAT",
+        help="of the MTP layer",
+    )
     args = parser.parse_args()
     quantization = None if args.quantization == "none" else args.quantization
     shapes = ["tiny-hybrid"] if args.smoke else args.shape
