@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jspec.checkpoints.in_memory import InMemory as InMemory
     from jspec.config import EngineConfig as EngineConfig
     from jspec.config import Speculation as Speculation
+    from jspec.config import TreeShape as TreeShape
     from jspec.engine.adaptive.cost_table import CostTable as CostTable
     from jspec.engine.engine import QueueFull as QueueFull
     from jspec.engine.metrics import Metrics as Metrics
@@ -41,6 +42,7 @@ _PUBLIC = {
     "Stats": "jspec.outputs",
     "StructuredOutputsParams": "jspec.sampling.structured",
     "ThinkingBudget": "jspec.sampling.thinking",
+    "TreeShape": "jspec.config",
     "generate": "jspec.api",
     "load": "jspec.api",
     "stream": "jspec.api",

@@ -84,6 +84,7 @@ class LLM(BesideTrainer, ReplaceableWeights):
             speculation.verify,
             draft_lengths=speculation.draft_lengths if auto else None,
             budgets=speculation.budgets if budgeted else verify_every_draft,
+            tree=speculation.tree if method is not None else None,
         )
         self.engine = Engine(
             target,

@@ -8,6 +8,7 @@ moe.py             mixture of experts
 delta_net.py       gated delta nets
 heads/             draft heads
 speculation.py     settings of speculation
+tree.py            the shape of a tree of drafts
 engine.py          resources of the engine and shapes of its programs
 sharding.py        tensor parallelism: how parameters are sharded
 param_specs.py     declarations of parameters, from which names, shapes and bytes follow
@@ -53,3 +54,4 @@ from jspec.config.sharding import shards_of as shards_of
 from jspec.config.speculation import DRAFT_SAMPLINGS as DRAFT_SAMPLINGS
 from jspec.config.speculation import VERIFY_RULES as VERIFY_RULES
 from jspec.config.speculation import Speculation as Speculation
+from jspec.config.tree import TreeShape as TreeShape

@@ -5,6 +5,7 @@ import math
 from typing import Any, ClassVar, Literal
 
 from jspec._validation import LARGEST_NUMBER, is_int, is_number, is_one_of, named_arguments, require
+from jspec.config.tree import TreeShape
 
 VERIFY_RULES = ("match", "rejection", "block")
 DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
@@ -42,7 +43,8 @@ class Speculation:
         ``auto`` the engine chooses K between calls to the device, from the acceptance so far and the measured cost of
         rounds, and chooses 0 where drafts would not pay. Alias ``num_speculative_tokens``.
       verify: the verification rule: ``match``, which accepts a draft that equals the target's own sample; ``rejection``
-        (Leviathan et al., 2023; Chen et al., 2023); or ``block`` (Sun et al., 2024). Alias ``rejection_sample_method``.
+        (Leviathan et al., 2023; Chen et al., 2023); or ``block`` (Sun et al., 2024). ``auto`` is ``rejection``, and with a
+        tree ``match``. Alias ``rejection_sample_method``.
       draft_sampling: how drafts are drawn from the drafter's distribution: ``sample``, with noise of their own;
         ``argmax``, its most probable token; ``coupled``, with the noise of the target's own sample, for ``match`` only;
         or ``auto``, which is argmax for requests whose temperature is below ``argmax_below`` and ``sample`` for others.
@@ -66,6 +68,8 @@ class Speculation:
         engine chooses n between calls, from the acceptance so far and the measured cost of rounds. None verifies every
         draft. The text keeps the target's distribution, but with ``rejection`` and ``block`` it depends on the other
         requests of the batch; so under ``reproducible=True`` each request gets n tokens.
+      tree: the shape of trees of drafts, for EAGLE and EAGLE-3 heads. A path is followed as far as it is the target's own
+        seeded sample, so the rule is ``match``, and K is the tree's depth. None drafts chains.
 
     Example::
 
@@ -75,7 +79,7 @@ class Speculation:
     aliases: ClassVar[dict[str, str]]
 
     num_draft_tokens: int | Literal["auto"] = 4
-    verify: Literal["match", "rejection", "block"] = "rejection"
+    verify: Literal["auto", "match", "rejection", "block"] = "auto"
     draft_sampling: Literal["sample", "argmax", "coupled", "auto"] = "auto"
     argmax_below: float | None = None
     draft_temperature: float | None = None
@@ -85,8 +89,12 @@ class Speculation:
     max_draft_tokens: int | None = None
     verify_budget: float | Literal["auto"] | None = None
     lookup: bool = False
+    tree: TreeShape | None = None
 
     def __post_init__(self):
+        if is_one_of(self.verify, ("auto",)):
+            object.__setattr__(self, "verify", "rejection" if self.tree is None else "match")
+        self._check_tree()
         self._check_num_draft_tokens()
         require(is_one_of(self.verify, VERIFY_RULES), "verify", self.verify, f"one of {', '.join(VERIFY_RULES)}")
         ok = is_one_of(self.draft_sampling, DRAFT_SAMPLINGS)
@@ -113,6 +121,11 @@ class Speculation:
         ok = n is None or (n == "auto" if isinstance(n, str) else is_number(n) and 1 < n <= MAX_DRAFTS + 1)
         expected = f"None, 'auto', or a number of tokens for each request, above 1 and at most {MAX_DRAFTS + 1}"
         require(ok, "verify_budget", n, expected)
+
+    @property
+    def width(self) -> int:
+        """How many query tokens the target reads for each row in a round."""
+        return self.most_draft_tokens + 1 if self.tree is None else self.tree.nodes
 
     @property
     def auto(self) -> bool:
@@ -182,6 +195,32 @@ class Speculation:
                 "the text would not have the target's distribution; it is for the programs in benchmarks/, leave it out "
                 "here"
             )
+
+    def _check_tree(self):
+        tree, default = self.tree, Speculation.num_draft_tokens
+        expected = "None or a jspec.TreeShape(nodes=.., depth=.., branch=..)"
+        require(tree is None or isinstance(tree, TreeShape), "tree", tree, expected)
+        if tree is None:
+            return
+        for name, value, known, why in (
+            ("num_draft_tokens", self.num_draft_tokens, (default, tree.depth), "K is the depth of the tree"),
+            ("verify", self.verify, ("match",), "accepting by p / q needs the law of a whole tree, which is not done"),
+            (
+                "draft_sampling",
+                self.draft_sampling,
+                ("auto", "coupled"),
+                "children are ranked by the target's own noise",
+            ),
+            ("argmax_below", self.argmax_below, (None,), "children are ranked by the target's own noise"),
+            ("draft_temperature", self.draft_temperature, (None,), "children are ranked by the target's own noise"),
+            ("verify_budget", self.verify_budget, (None,), "nodes is how many tokens the target reads"),
+            ("lookup", self.lookup, (False,), "what is looked up is a chain"),
+            ("synthetic_acceptance", self.synthetic_acceptance, (None,), "a path is accepted by the target alone"),
+        ):
+            if not is_one_of(value, known):
+                raise ValueError(f"{name}={value!r} has no place with a tree: {why}; leave it out, or leave tree out")
+        object.__setattr__(self, "num_draft_tokens", tree.depth)
+        object.__setattr__(self, "draft_sampling", "coupled")
 
     def _check_num_draft_tokens(self):
         K, most = self.num_draft_tokens, self.max_draft_tokens

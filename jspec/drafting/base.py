@@ -121,6 +121,7 @@ class Context:
       cache: the target's keys and values, one entry for each layer (``DecodeState.cache``), valid in slots 0 .. length - 2
         of a row. A drafter may read them, and never writes.
       row: int32 ``[B]``, the place of each row in recurrent states; None where no drafter reads it.
+      max_drafts: int32 ``[B]``, the most drafts that the row's request wants; ``room`` is no more, and a tree has no more.
 
     Example::
 
@@ -141,6 +142,7 @@ class Context:
     fixed: FixedDrafts | None = None
     cache: Any = None
     row: jax.Array | None = None
+    max_drafts: Any = None
 
     @property
     def text(self) -> Text:

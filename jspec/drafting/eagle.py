@@ -69,16 +69,25 @@ class Eagle(CachedHead):
         embedded, features = self.head.embed(prompt.following, self.target), self.head.fuse(prompt.features)
         return self.head(embedded, features, view.positions, state, view)[1]
 
-    def propose(self, state, context: Context):
+    def room(self, context: Context):
+        """How many drafts each row may use, one behind the other, int32 ``[B]``."""
         newest = context.length - 2  # the newest slot whose feature the target has computed
         # Draft i is drawn after slot newest + i, so the draft head must have that position.
-        room = jnp.where(newest >= 0, context.room_within(self.max_position - newest), 0)
+        return jnp.where(newest >= 0, context.room_within(self.max_position - newest), 0)
 
-        window = make_window(context, context.previous - 1, newest + 1, self.num_draft_tokens, 0, self.max_position)
+    def read_window(self, state, context: Context):
+        """The first pass: the hidden state of the newest slot whose feature the target has computed, ``[B, 1, D]``, and the
+        cache."""
+        first, end = context.previous - 1, context.length - 1
+        window = make_window(context, first, end, self.num_draft_tokens, 0, self.max_position)
         embedded = self.head.embed(context.tokens_at(window.positions + 1), self.target)
         features = self.head.fuse(context.features)
         hidden, cache = self.head(embedded, features, window.positions, state, window.view(context))
-        hidden = window.after_newest(hidden, 1)
+        return window.after_newest(hidden, 1), cache
+
+    def propose(self, state, context: Context):
+        newest, room = context.length - 2, self.room(context)
+        hidden, cache = self.read_window(state, context)
 
         def next_pass(carry, token, i):
             hidden, cache = carry

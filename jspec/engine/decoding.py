@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from jspec.config import TreeShape
 from jspec.drafting.base import Drafter
 from jspec.sampling.streams import RoundNoise
 
@@ -28,6 +29,7 @@ class Decoding:
         drafter's own K alone.
       budgets: (rows, K) -> verification budgets, in tokens that the target reads in a round; None among them is all. The
         engine chooses where there are several.
+      tree: the shape of trees, where the drafter that ``make_drafter`` builds proposes some; else None.
     """
 
     make_drafter: Callable[..., Drafter]
@@ -35,3 +37,4 @@ class Decoding:
     noise: Callable[..., RoundNoise] = RoundNoise
     draft_lengths: Sequence[int] | None = None
     budgets: Budgets = verify_every_draft
+    tree: TreeShape | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.config import MAX_POSITIONS, ModelConfig, Shards, Speculation
+from jspec.config import MAX_POSITIONS, ModelConfig, Shards, Speculation, TreeShape
 from jspec.config.heads import (
     AssistantConfig,
     BlockConfig,
@@ -20,6 +20,8 @@ from jspec.config.heads import (
 from jspec.models.sharding import mesh_of
 from jspec.registry import LOOKED_UP, NGRAM, entry_of, particular_options
 from jspec.text.detokenizer import Tokenizer
+
+TREES = ("eagle", "eagle3")  # the methods that propose trees
 
 
 def check_options(draft: DraftConfig | str | None, speculation: Speculation):
@@ -47,6 +49,28 @@ def check_options(draft: DraftConfig | str | None, speculation: Speculation):
             raise ValueError(
                 f"{option}={value!r} has no place with the drafting method {method.name!r}, {method.help}; leave it out"
             )
+
+
+def check_tree(
+    target: ModelConfig, draft: DraftConfig | str | None, tree: TreeShape | None, shards: Sequence[Shards | None]
+):
+    """Refuse trees of drafts for what has none yet, with the reason."""
+    if tree is None:
+        return
+    method = None if draft is None else entry_of(draft).name
+    windows = [window for window in target.windows if window is not None]
+    for ok, why in (
+        (
+            method in TREES,
+            f"the draft is {'None' if draft is None else repr(method)}: expected one of {', '.join(TREES)}",
+        ),
+        (target.latent is None, "the target caches latents, whose attention has no trees"),
+        (target.delta_nets is None, "the target has gated delta nets, whose states would have to branch"),
+        (shards[0] is None, "the target is on several GPUs, whose rounds have no trees"),
+        (min(windows, default=tree.depth + 1) > tree.depth, f"a window of the target is not longer than {tree.depth}"),
+    ):
+        if not ok:
+            raise ValueError(f"tree={tree}: {why}; leave tree out")
 
 
 def check_compatible(

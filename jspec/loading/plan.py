@@ -16,6 +16,7 @@ from jspec.loading.activation_dtype import check_activation_dtype
 from jspec.loading.compatibility import (
     check_compatible,
     check_options,
+    check_tree,
     require_shards,
     with_available_drafts,
     with_positions,
@@ -86,8 +87,8 @@ def make_plan(pair: Pair, asked: LoadOptions) -> Plan:
     check_activation_dtype(config.activation_dtype, target)
     if asked.engine.get("max_len") is None and not config.reproducible:
         require_shards(shards, target, draft)
-        K = 0 if pair.draft is None else speculation.most_draft_tokens
-        memory = ModelMemory(target, draft, config.width or K + 1, shards, K)
+        K, width = (0, 1) if pair.draft is None else (speculation.most_draft_tokens, speculation.width)
+        memory = ModelMemory(target, draft, max(config.width or 0, width), shards, K)
         longest = memory.longest_that_fits(lengths_up_to(config.max_len), config, share)
         config = dataclasses.replace(config, max_len=longest)
     target = target.for_length(config.max_len)
@@ -98,8 +99,9 @@ def make_plan(pair: Pair, asked: LoadOptions) -> Plan:
         drafts_by = draft = with_positions(target, draft, config.max_len)
     require_shards(shards, target, draft)
     check_options(drafts_by, speculation)
-    K = 0 if pair.draft is None else speculation.most_draft_tokens
-    config = ModelMemory(target, draft, config.width or K + 1, shards, K).with_num_pages(config, share)
+    check_tree(target, drafts_by, speculation.tree, shards)
+    K, width = (0, 1) if pair.draft is None else (speculation.most_draft_tokens, speculation.width)
+    config = ModelMemory(target, draft, max(config.width or 0, width), shards, K).with_num_pages(config, share)
     costs = _seconds(asked.costs, method_of(drafts_by), speculation, config.batch_buckets)
     return Plan(asked, pair, target, drafts_by, speculation, config, shards, costs, default_params, tokenizer)
 

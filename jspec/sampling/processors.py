@@ -153,8 +153,10 @@ class Processing:
     length: jax.Array
     grammar: jax.Array | None = None
 
-    def apply(self, logits, drafts=None, first=0, vocabulary: DraftVocabulary | None = None) -> jax.Array:
+    def apply(self, logits, drafts=None, first=0, vocabulary: DraftVocabulary | None = None, offsets=None) -> jax.Array:
         """The logits as the requests want them. Arguments as for ``Processors.process``.
+
+        Of a tree of drafts, whose rows have no processors, entry j is of position length + offsets[:, j], int32 ``[B, J]``.
 
         With a draft vocabulary they are ``[B, J, Vd]``, before and after. Processors are by token, so the logits are
         widened to all tokens in between; early stops are taken out of the narrow logits.
@@ -166,7 +168,8 @@ class Processing:
             stop_tokens = vocabulary.indices(stop_tokens)
             if self.processors is not None or self.grammar is not None:
                 logits = vocabulary.narrowed(self._processed(vocabulary.widened(logits), drafts, first))
-        positions = self.length[:, None] + first + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
+        offsets = first + jnp.arange(logits.shape[1], dtype=jnp.int32)[None] if offsets is None else offsets
+        positions = self.length[:, None] + offsets
         return forbid_early_stops(logits, positions, stop_tokens, self.min_length)
 
     def _processed(self, logits, drafts, first) -> jax.Array:

@@ -106,12 +106,14 @@ def catch_up(drafter: Drafter, state: DecodeState, slots: int) -> DecodeState:
 
 
 def run_target(target: Target, drafter: Drafter, tokens, cache, view: PagedView | RaggedView):
-    """Let the target read tokens ``[B, T]`` at the positions of ``view``.
+    """Let the target read tokens ``[B, T]`` at the positions of ``view``, or of its tree.
 
     Returns:
       hidden states ``[B, T, D]``; the features ``[B, T, E]`` that the drafter needs, or None; and the new cache.
     """
+    tree = view.tree if isinstance(view, PagedView) else None
+    positions = view.positions if tree is None else tree.positions
     if drafter.aux_layers is None:
-        hidden, cache = target(tokens, view.positions, cache, view)
+        hidden, cache = target(tokens, positions, cache, view)
         return hidden, None, cache
-    return target.with_auxiliary(tokens, view.positions, cache, view, drafter.aux_layers)
+    return target.with_auxiliary(tokens, positions, cache, view, drafter.aux_layers)

@@ -186,7 +186,7 @@ def _of_rounds(builder: StepBuilder, target_leaves: Sequence[jax.Array]) -> Iter
             for R in builder.decoding.budgets(b, K):
                 name = f"decode_{b}_rows_{K}_drafts" + ("" if R is None else f"_{R}_tokens")
                 rounds = functools.partial(builder.rounds, K=K, budget=R)
-                yield "decode", (b, K, R), on_model(name, rounds, call, R or b * builder.width(K))
+                yield "decode", (b, K, R), on_model(name, rounds, call, R or b * builder.width(K, trees=True))
         yield "processing_decode", b, on_model(f"decode_{b}_rows_processing", builder.processing_rounds, call, tokens)
         for processing, suffix in suffixes:
             draft = functools.partial(builder.draft, processing=processing)

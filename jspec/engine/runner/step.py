@@ -23,6 +23,7 @@ from jspec.engine.runner.commit import commit, next_features
 from jspec.engine.runner.prefill import catch_up, prefill, prompt_logprobs, run_target
 from jspec.engine.runner.state import DecodeState, RequestArrays, processing_of
 from jspec.engine.runner.step_io import PrefillInputs
+from jspec.engine.runner.tree import finish_tree
 from jspec.models.kv_cache import PagedView
 from jspec.models.protocols import Target
 from jspec.models.ragged_view import RaggedView
@@ -31,6 +32,7 @@ from jspec.sampling.distribution import make_distribution
 from jspec.sampling.logprobs import PACKED, TokenLogprobs, as_float32, token_logprobs
 from jspec.sampling.processors import Processing
 from jspec.sampling.streams import RoundNoise
+from jspec.sampling.tree import Tree
 from jspec.sampling.verify import Proposal, VerifyResult
 
 Rule = Callable[[jax.Array, Any, Proposal, RoundNoise], VerifyResult]
@@ -98,7 +100,7 @@ class DecodeStep:
           the new state, and a log with fields ``[B]``.
         """
         state, proposal = self.draft(state)
-        if state.acceptance_stats is None:
+        if state.acceptance_stats is None or isinstance(proposal, Tree):
             return self.verify(state, proposal)
         confidence, live = confidence_of(proposal), state.live
         if self.budget is not None:
@@ -110,16 +112,16 @@ class DecodeStep:
         after = dataclasses.replace(after, stats_of_request=stats.of_request, stats_of_confidence=stats.of_confidence)
         return after, log
 
-    def draft(self, state: DecodeState) -> tuple[DecodeState, Proposal]:
+    def draft(self, state: DecodeState) -> tuple[DecodeState, Proposal | Tree]:
         """The first half of a round: a proposal for each live row. Of the state only the drafter's part changes."""
         draft, proposal = self._propose(state, processing_of(state), self._noise(state))
         return state.with_drafter_state(draft), proposal
 
-    def verify(self, state: DecodeState, proposal: Proposal, allowed=None) -> tuple[DecodeState, RoundLog]:
+    def verify(self, state: DecodeState, proposal: Proposal | Tree, allowed=None) -> tuple[DecodeState, RoundLog]:
         """The second half of a round, ``verify_pass`` and ``finish``. Arguments and results as theirs."""
         return self.finish(*self.verify_pass(state, proposal), allowed)
 
-    def verify_pass(self, state: DecodeState, proposal: Proposal) -> tuple[DecodeState, "VerifyPass"]:
+    def verify_pass(self, state: DecodeState, proposal: Proposal | Tree) -> tuple[DecodeState, "VerifyPass"]:
         """Let the target read the newest committed token and the drafts of every row, in one pass.
 
         The pass has ``width`` query tokens. Those behind the valid drafts of a row, and all of a row that is not live,
@@ -138,7 +140,8 @@ class DecodeStep:
         valid = state.live[:, None] & (offset <= proposal.count[:, None])
         read = jnp.where(state.live, proposal.count + 1, 0)
         recurrent = None if state.recurrent is None else state.recurrent.begin(state.rows, read)
-        rows, view = PagedView(request.table, positions, valid, recurrent=recurrent), None
+        tree = proposal.mask(request.length, self.width) if isinstance(proposal, Tree) else None
+        rows, view = PagedView(request.table, positions, valid, recurrent=recurrent, tree=tree), None
         if self.budget is None:
             hidden, features, cache = run_target(self.target, self.drafter, tokens, state.cache, rows)
         else:
@@ -162,6 +165,10 @@ class DecodeStep:
           the new state, and a log with fields ``[B]``.
         """
         proposal, hidden, features, view = verified
+        if isinstance(proposal, Tree):
+            return finish_tree(
+                state, proposal, self.target.logits(hidden), features, self._noise(state), self.drafter.num_draft_tokens
+            )
         sharding = BatchSharding.of(self.target, hidden)
         local: Any = (lambda tree: tree) if sharding is None else sharding.local_rows
         target: Any = self.target
@@ -285,6 +292,7 @@ class DecodeStep:
             noise=noise,
             cache=state.cache,
             row=state.rows if state.has_states else None,
+            max_drafts=request.max_drafts,
         )
         return self.drafter.propose(state.drafter_state, context)
 
@@ -332,7 +340,7 @@ class VerifyPass(NamedTuple):
       view: of a pass under a budget of R tokens, whose ``hidden`` is ``[1, R, D]``; else None.
     """
 
-    proposal: Proposal
+    proposal: Any  # Proposal | Tree
     hidden: jax.Array
     features: Any
     view: RaggedView | None = None

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jspec.config import EngineConfig
+from jspec.drafting.tree import EagleTree
 from jspec.engine.adaptive.cost_table import RoundShape, budget_of, round_shapes
 from jspec.engine.decoding import Decoding
 from jspec.engine.round_log import CallLogs
@@ -57,12 +58,15 @@ class StepBuilder:
         """Every round shape of a program of so many rows, in ascending order of K."""
         return round_shapes(self.draft_lengths, self.decoding.budgets, rows)
 
-    def width(self, K: int) -> int:
-        """How many query tokens the target reads for each row in a round of K drafts."""
-        return self.config.width or K + 1
+    def width(self, K: int, trees: bool = False) -> int:
+        """How many query tokens the target reads for each row in a round of K drafts, or of trees that deep."""
+        return max(self.config.width or 0, self.decoding.tree.nodes if trees and self.decoding.tree else K + 1)
 
-    def step(self, leaves: Leaves, K: int, budget: int | None = None, peers: Peers | None = None) -> DecodeStep:
-        """For rounds of K drafts, of which the target reads up to ``budget`` tokens in all, None for every one.
+    def step(
+        self, leaves: Leaves, K: int, budget: int | None = None, peers: Peers | None = None, trees: bool = False
+    ) -> DecodeStep:
+        """For rounds of K drafts, of which the target reads up to ``budget`` tokens in all, None for every one; chains, or
+        ``trees`` where the engine has some.
 
         With K = 0 the drafter is the one of the most drafts, which catches up later. Models in shards are added up by
         ``peers``.
@@ -73,9 +77,11 @@ class StepBuilder:
                 model.peers = peers
         own = K in (0, self.most)
         drafter = self.decoding.make_drafter(target, draft_model, *(() if own else (K,)))
+        if isinstance(drafter, EagleTree) and not trees:
+            drafter = drafter.chain
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
         rule, expand = RULES[self.decoding.rule if K else "match"], self.config.expand_latents
-        return DecodeStep(target, drafter, rule, self.width(K), self.decoding.noise, expand, budget=budget)
+        return DecodeStep(target, drafter, rule, self.width(K, trees), self.decoding.noise, expand, budget=budget)
 
     def program(self, function: Callable) -> Callable:
         """``(leaves, state, *inputs, peers) -> (state, result)`` of a ``function(steps, state, *inputs)`` of those below."""
@@ -101,7 +107,7 @@ class StepBuilder:
 
         No row of the call has processors or wants log-probabilities. ``K`` and ``budget`` as for ``step``.
         """
-        new, logs = self._rounds(steps(K, budget), with_processors(state, None), call, K)
+        new, logs = self._rounds(steps(K, budget, trees=True), with_processors(state, None), call, K)
         return with_processors(new, state.request.processors), logs
 
     def processing_rounds(self, steps: Steps, state: DecodeState, call: DecodeRows) -> tuple[DecodeState, CallLogs]:

@@ -19,7 +19,7 @@ from jspec.pallas.attention.flash import (
     times_value_scale,
 )
 from jspec.pallas.attention.fp8 import KVScales
-from jspec.pallas.attention.reference import causal_mask, grouped_attention
+from jspec.pallas.attention.reference import grouped_attention, seen_slots
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_bytes
 from jspec.pallas.triton import broadcast_columns, line_indices
@@ -54,7 +54,7 @@ def attend_slots(q, k, v, queries: PagedQueries, spec: AttentionSpec, scales: KV
     v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
     if scales is not None and scales.of_tokens:
         scales = scales._replace(v=jnp.where(known[None], scales.v, 0.0))
-    return grouped_attention(q, k, v, causal_mask(queries.positions, slots, spec.window), spec, scales)
+    return grouped_attention(q, k, v, seen_slots(queries, slots, spec.window), spec, scales)
 
 
 def gather_pages(pool, table) -> jax.Array:

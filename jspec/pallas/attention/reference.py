@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.attention.fp8 import KVScales, decode
-from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.sums import add, row_max, row_sum, rows_product
 
 
@@ -21,6 +21,19 @@ def causal_mask(positions, slots, window: int | None) -> jax.Array:
     query, key = positions[:, :, None], slots[None, None, :]
     seen = key <= query
     return seen if window is None else seen & (key > query - window)
+
+
+def seen_slots(queries: PagedQueries, slots, window: int | None):
+    """Which slots, int32 ``[S]``, each query token sees, bool ``[B, T, S]``; window as for ``causal_mask``."""
+    tree = queries.tree
+    if tree is None:
+        return causal_mask(queries.positions, slots, window)
+    index = slots[None] - tree.root[:, None]  # [B, S], among the tokens of the tree
+    word = jnp.clip(index // 32, 0, tree.ancestors.shape[2] - 1)
+    words = jnp.take_along_axis(tree.ancestors, word[:, None], axis=2)
+    inside = (index < 32 * tree.ancestors.shape[2])[:, None]
+    followed = inside & ((words >> (index % 32).astype(jnp.uint32)[:, None]) & 1 > 0)
+    return jnp.where((index < 0)[:, None], causal_mask(tree.positions, slots, window), followed)
 
 
 def grouped_attention(q, k, v, mask, spec: AttentionSpec, scales: KVScales | None = None) -> jax.Array:

@@ -7,6 +7,21 @@ import jax
 import jax.numpy as jnp
 
 
+class TreeMask(NamedTuple):
+    """Which slots query tokens see that are a tree and no chain. From a row's root slot on, each slot holds a token of the
+    tree, and a query token sees those that it follows, and its own.
+
+    Attributes:
+      positions: int32 ``[B, T]``, the place in the text of each query token, by which windows count: not its slot.
+      ancestors: uint32 ``[B, T, W]``; bit j % 32 of word j // 32 is set if the query token sees slot root + j.
+      root: int32 ``[B]``.
+    """
+
+    positions: jax.Array
+    ancestors: jax.Array
+    root: jax.Array
+
+
 class PagedQueries(NamedTuple):
     """T query tokens in each of B rows, and the pages of the KV cache that hold the rows' texts.
 
@@ -18,11 +33,13 @@ class PagedQueries(NamedTuple):
         hold anything.
       positions: int32 ``[B, T]``, the slot of each query token, which is on the table if the query token is valid.
       valid: bool ``[B, T]``. Nothing is written of an invalid query token, and its attention is arbitrary.
+      tree: what they see if they are a tree; None for a chain.
     """
 
     table: jax.Array
     positions: jax.Array
     valid: jax.Array
+    tree: TreeMask | None = None
 
     def last_slots(self, page_size: int) -> jax.Array:
         """The last slot that each query token sees, int32 ``[B, T]``; -1 if it is invalid or has no page."""

@@ -32,7 +32,7 @@ def group_scores(log_mass, key_data):
 
     The margin of the highest score over the next is how much rounding the decision tolerates."""
     group = jnp.arange(log_mass.shape[-1], dtype=jnp.int32)
-    return log_mass + _gumbel(key_data, group_words(group)[None])
+    return log_mass + gumbel_noise(key_data, group_words(group)[None])
 
 
 def token_scores(log_weight, key_data, group):
@@ -42,7 +42,7 @@ def token_scores(log_weight, key_data, group):
     size = by_group.shape[-1]
     token = group[:, None] * size + jnp.arange(size, dtype=jnp.int32)[None]
     inside = jnp.take_along_axis(by_group, group[:, None, None], axis=1)[:, 0]
-    return inside + _gumbel(key_data, token.astype(jnp.uint32))
+    return inside + gumbel_noise(key_data, token.astype(jnp.uint32))
 
 
 def group_words(group):
@@ -50,7 +50,7 @@ def group_words(group):
     return ~group.astype(jnp.uint32)
 
 
-def _gumbel(key_data, words):
+def gumbel_noise(key_data, words):
     """Gumbel noise, float32 ``[R, n]``, from the words ``words``, uint32 ``[R or 1, n]``, of each key."""
     return gumbel_of_bits(threefry_bits(key_data[:, :1], key_data[:, 1:], words))
 
