@@ -1,6 +1,7 @@
 """Block drafters: DFlash, DFlash2, JetSpec, DSpark, Domino, LiLiCorr, XPress. One pass makes all drafts' hidden states."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,22 +57,36 @@ class Block(CachedHead):
         return self.head.write_kv(self.head.fuse(prompt.features), view.positions, state, view)
 
     def propose(self, state, context: Context):
-        drawing, anchor, K = self.drawing(context), context.length - 1, self.num_draft_tokens
-        # Draft i is made by the slot at anchor + first + i, so the draft head must have that position.
-        room = jnp.where(anchor > 0, context.room_within(self.max_position - anchor - self.first), 0)
+        drawing, room, K = self.drawing(context), self.room(context), self.num_draft_tokens
         block, cache, valid = self._read(state, context)
-        last = self.slots if self.head.config.lilicorr is not None else self.first + K  # the slots that are needed
-        hidden, newest = block[:, self.first : last], context.tokens_at(anchor[:, None])
-        logits = self.head.draft_logits(hidden, self.target)
+        slots, newest = self._drafting(block, valid, context), context.tokens_at(context.length[:, None] - 1)
+        hidden, logits = slots.hidden, slots.logits
         if self.head.refiner is not None:
             proposal = self._refined(drawing, self.head.refiner.inputs(block, valid), logits, context, room)
         elif self.head.sequential is None:
             proposal = drawing.at_once(logits, room)
         else:
-            fused, embed = self.head.fuse(context.newest_feature), lambda tokens: self.head.embed(tokens, self.target)
-            slots = Slots(hidden, logits, valid[:, self.first : last], fused, embed)
             proposal = self._in_sequence(drawing, slots, newest, room)
         return cache, self._with_confidence(proposal, hidden[:, :K], newest)
+
+    def room(self, context: Context):
+        """How many drafts each row may use, int32 ``[B]``."""
+        anchor = context.length - 1
+        # Draft i is made by the slot at anchor + first + i, so the draft head must have that position.
+        return jnp.where(anchor > 0, context.room_within(self.max_position - anchor - self.first), 0)
+
+    def read_slots(self, state, context: Context) -> tuple[Slots, Any]:
+        """What the pass leaves of the slots that draft, and the cache."""
+        block, cache, valid = self._read(state, context)
+        return self._drafting(block, valid, context), cache
+
+    def _drafting(self, block, valid, context: Context) -> Slots:
+        """The slots that draft, of hidden states ``[B, n, D]`` and bool ``[B, n]``."""
+        whole = self.head.config.lilicorr is not None
+        needed = slice(self.first, self.slots if whole else self.first + self.num_draft_tokens)
+        fused, embed = self.head.fuse(context.newest_feature), lambda tokens: self.head.embed(tokens, self.target)
+        logits = self.head.draft_logits(block[:, needed], self.target)
+        return Slots(block[:, needed], logits, valid[:, needed], fused, embed)
 
     def _with_confidence(self, proposal: Proposal, hidden, anchor) -> Proposal:
         """The proposal with the confidence head's output for each draft, from its slot and the draft before it."""

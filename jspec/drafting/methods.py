@@ -9,7 +9,7 @@ from jspec.config.heads import DraftConfig
 from jspec.drafting.base import Drafter, Setup
 from jspec.drafting.lookup import with_lookup
 from jspec.drafting.plain import NoDrafts
-from jspec.drafting.tree import EagleTree
+from jspec.drafting.tree import BlockTree, EagleTree
 from jspec.models.protocols import Target
 from jspec.registry import entry_of, resolve
 
@@ -52,6 +52,8 @@ class DrafterBuilder:
 
     def __call__(self, target_module: Target, draft_module: Any, num_draft_tokens: int | None = None) -> Drafter:
         settings = self.speculation if num_draft_tokens is None else self.speculation.fixed(num_draft_tokens)
-        drafter = EagleTree if settings.tree is not None and self.draft is not None else self.drafter
-        drafter = drafter.build(Setup(self.draft, self.target, target_module, draft_module, settings))
+        kinds = {kind.kind: kind for kind in (EagleTree, BlockTree)} if settings.tree is not None else {}
+        drafter = kinds.get(self.drafter, self.drafter).build(
+            Setup(self.draft, self.target, target_module, draft_module, settings)
+        )
         return with_lookup(drafter, settings)

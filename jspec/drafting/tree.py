@@ -1,18 +1,20 @@
-"""Trees of drafts of EAGLE and EAGLE-3 heads, grown best first (EAGLE-2: Li et al., 2024).
+"""Trees of drafts, grown best first (EAGLE-2: Li et al., 2024), of EAGLE and EAGLE-3 heads and of block drafters.
 
-All drafts of a level are read in one pass of the head. Their children are the tokens that the target's own seeded draw is
+The likeliest drafts of a level get children. These are the tokens that the target's own seeded draw is
 closest to, under the noise that this draw will have. Nothing about a tree has a law to keep: the rule ``match_tree``
 (``jspec.sampling.tree``) gives the target's own text for any."""
 
 import dataclasses
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 
 from jspec.config import TreeShape
 from jspec.drafting.base import Context, Prompt, Setup
+from jspec.drafting.block import Block
 from jspec.drafting.eagle import Eagle
+from jspec.models.heads.sequential import Slots
 from jspec.models.kv_cache import PagedView
 from jspec.pallas.attention.spec import TreeMask
 from jspec.sampling.candidates import candidates
@@ -34,23 +36,45 @@ class Level(NamedTuple):
     parents: jax.Array
 
 
+class Parents(NamedTuple):
+    """The drafts of a level that get children, W of each row.
+
+    Attributes:
+      tokens: int32 ``[B, W]``.
+      depth: theirs.
+      of: int32 ``[B, W]``, the place of each one's own parent among those of the level before.
+      exist: bool ``[B, W]``, the first ones of each row.
+    """
+
+    tokens: jax.Array
+    depth: int
+    of: jax.Array
+    exist: jax.Array
+
+    def inherited(self, x) -> jax.Array:
+        """What their own parents have, ``[B, W, ...]``, for each of them."""
+        return jnp.take_along_axis(x, self.of.reshape(*self.of.shape, *(1,) * (x.ndim - 2)), axis=1)
+
+
 @dataclasses.dataclass(frozen=True)
-class EagleTree:
-    """A draft head that proposes trees.
+class TreeDrafter:
+    """A draft head that proposes trees. A subclass says what the head reads of a level.
 
     Attributes:
       chain: the same head as it drafts chains of K tokens, for rounds that have no trees.
       shape: of the trees.
     """
 
-    chain: Eagle
+    chain: Any
     shape: TreeShape
+
+    kind: ClassVar[Any]  # the class of ``chain``
 
     @classmethod
     def build(cls, setup: Setup) -> Self:
         shape = setup.speculation.tree
         assert shape is not None
-        return cls(Eagle.build(setup), shape)
+        return cls(cls.kind.build(setup), shape)
 
     @property
     def num_draft_tokens(self) -> int:
@@ -66,7 +90,7 @@ class EagleTree:
 
     @property
     def slots_beyond(self) -> int:
-        return max(self.shape.nodes, self.shape.draft_slots) - 1 - self.shape.depth
+        return max(self.shape.nodes - 1 - self.shape.depth, self.chain.slots_beyond)
 
     def init(self, pages: int, page_size: int, dtype, num_rows: int) -> Any:
         return self.chain.init(pages, page_size, dtype, num_rows)
@@ -74,42 +98,51 @@ class EagleTree:
     def prefill(self, state, prompt: Prompt):
         return self.chain.prefill(state, prompt)
 
+    def begin(self, state, context: Context) -> tuple[Any, jax.Array]:
+        """The pass that begins a round: what ``read`` goes on from, and logits ``[B, 1, Vd]`` of the root's children."""
+        raise NotImplementedError
+
+    def read(self, carry, context: Context, parents: Parents) -> tuple[Any, jax.Array]:
+        """Read drafts that get children: what the next call goes on from, and the logits of the children, ``[B, W, Vd]``, or
+        ``[B, 1, Vd]`` if they are the same of all."""
+        raise NotImplementedError
+
+    def end(self, carry) -> Any:
+        """The state of the drafter after the round."""
+        raise NotImplementedError
+
+    def have_slots(self, context: Context, depth: int) -> Any:
+        """Whether each of W drafts at ``depth`` has a place in the head's cache, bool ``[B, W]``."""
+        del context, depth
+        return True
+
     def propose(self, state, context: Context) -> tuple[Any, Tree]:
         """Draft a tree in each row, at most ``context.room`` deep."""
-        chain, head, W = self.chain, self.chain.head, self.shape.branch
-        newest, room = context.length - 2, chain.room(context)
-        hidden, cache = chain.read_window(state, context)
-        nothing = jnp.zeros_like(newest)[:, None]
-        levels = [self._children(context, hidden, nothing.astype(jnp.float32), nothing - 1, 0, room)]
-        words = jnp.zeros((len(newest), 1, -(-self.shape.draft_slots // WORD)), jnp.uint32)
+        W, room = self.shape.branch, self.chain.room(context)
+        carry, logits = self.begin(state, context)
+        nothing = jnp.zeros((len(room), 1), jnp.int32)
+        levels = [self._children(context, logits, nothing.astype(jnp.float32), nothing - 1, 0, room)]
         for depth in range(1, self.shape.depth):
             level, first = levels[-1], sum(level.tokens.shape[1] for level in levels[:-1])
             scores, which = jax.lax.top_k(level.scores, W)
-            parent = which // W  # among the drafts of the level before that were read
-            of_parents = lambda x: jnp.take_along_axis(x, parent[..., None], axis=1)  # noqa: B023, E731
-            own = jnp.arange(W, dtype=jnp.int32) + (depth - 1) * W
-            slots = newest[:, None] + 1 + own[None]
-            has_slot = jnp.isfinite(scores) & (slots < context.tokens.shape[1])
-            words = of_parents(words) | one_bit(own, self.shape.draft_slots)[None]
-            positions = jnp.broadcast_to(newest[:, None] + depth, slots.shape)
-            view = PagedView(context.table, slots, has_slot, tree=TreeMask(positions, words, newest + 1))
-            embedded = head.embed(jnp.take_along_axis(level.tokens, which, axis=1), chain.target)
-            hidden, cache = head(embedded, head.recycle(of_parents(hidden)), positions, cache, view)
-            scores = jnp.where(has_slot, scores, -jnp.inf)
-            levels.append(self._children(context, hidden, scores, first + which, depth, room))
-        return cache, self._likeliest(levels, context)
+            exist = jnp.isfinite(scores) & self.have_slots(context, depth)
+            tokens = jnp.take_along_axis(level.tokens, which, axis=1)
+            carry, logits = self.read(carry, context, Parents(tokens, depth, which // W, exist))
+            levels.append(
+                self._children(context, logits, jnp.where(exist, scores, -jnp.inf), first + which, depth, room)
+            )
+        return self.end(carry), self._likeliest(levels, context)
 
-    def _children(self, context: Context, hidden, scores, parents, depth: int, room) -> Level:
-        """The children of drafts at ``depth``, or of the root, whose hidden states are ``[B, n, D]``."""
-        chain, (B, n, _) = self.chain, hidden.shape
-        logits, vocabulary = chain.head.logits(hidden, chain.target), DraftVocabulary.of(chain.head)
+    def _children(self, context: Context, logits, scores, parents, depth: int, room) -> Level:
+        """The children of drafts at ``depth``, or of the root, with scores and indices ``[B, n]``."""
+        vocabulary, (B, n) = DraftVocabulary.of(self.chain.head), logits.shape[:2]
         logits = logits if vocabulary is None else vocabulary.widened(logits)
         offsets = jnp.full((B, n), depth, jnp.int32)
         logits = jax.lax.optimization_barrier(context.processing.apply(logits, offsets=offsets))
         tokens, likely = candidates(logits, context.warp, context.noise.sample_keys(offsets), self.shape.branch)
         scores = jnp.where((room > depth)[:, None, None], scores[..., None] + likely, -jnp.inf)
-        parents = jnp.broadcast_to(parents[..., None], tokens.shape)
-        return Level(*(x.reshape(B, -1) for x in (tokens, scores, parents)))
+        of_each = (jnp.broadcast_to(x, scores.shape).reshape(B, -1) for x in (tokens, scores, parents[..., None]))
+        return Level(*of_each)
 
     def _likeliest(self, levels: list[Level], context: Context) -> Tree:
         """The drafts with the best scores: as many as there are query tokens and slots, and as each request wants. A parent
@@ -128,3 +161,80 @@ class EagleTree:
         place = 1 + jnp.sum(order[:, None] < parents[..., None], axis=2, dtype=jnp.int32)
         parents = jnp.where(counts & (parents >= 0), place, 0)
         return Tree(tokens, parents, jnp.where(counts, depths[at], 1), jnp.sum(counts, axis=1, dtype=jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleTree(TreeDrafter):
+    """Trees of an EAGLE or EAGLE-3 head, which reads the W drafts of a level that get children in one pass. Its own cache
+    holds them behind the committed slots, until the next round's window is written there."""
+
+    chain: Eagle
+
+    kind = Eagle
+
+    @property
+    def slots_beyond(self) -> int:
+        return max(self.shape.nodes, self.shape.draft_slots) - 1 - self.shape.depth
+
+    def begin(self, state, context: Context):
+        hidden, cache = self.chain.read_window(state, context)
+        words = jnp.zeros((len(hidden), 1, -(-self.shape.draft_slots // WORD)), jnp.uint32)
+        return (hidden, words, cache), self.chain.head.logits(hidden, self.chain.target)
+
+    def read(self, carry, context: Context, parents: Parents):
+        hidden, words, cache = carry
+        chain, head, newest = self.chain, self.chain.head, context.length[:, None] - 2
+        index = self._index(parents.depth)
+        words = parents.inherited(words) | one_bit(index, self.shape.draft_slots)[None]
+        positions = jnp.broadcast_to(newest + parents.depth, parents.tokens.shape)
+        tree = TreeMask(positions, words, context.length - 1)
+        view = PagedView(context.table, newest + 1 + index[None], parents.exist, tree=tree)
+        features = head.recycle(parents.inherited(hidden))
+        hidden, cache = head(head.embed(parents.tokens, chain.target), features, positions, cache, view)
+        return (hidden, words, cache), head.logits(hidden, chain.target)
+
+    def end(self, carry):
+        return carry[2]
+
+    def have_slots(self, context: Context, depth: int):
+        return context.length[:, None] - 1 + self._index(depth)[None] < context.tokens.shape[1]
+
+    def _index(self, depth: int):
+        """Which of the head's slots behind the committed ones the drafts of a level have, int32 ``[W]``."""
+        return (depth - 1) * self.shape.branch + jnp.arange(self.shape.branch, dtype=jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockTree(TreeDrafter):
+    """Trees of a DFlash, JetSpec or DSpark head. One pass makes the logits of all depths, which are those of every draft at
+    a depth; what a DSpark head adds for the draft before is computed for each parent."""
+
+    chain: Block
+
+    kind = Block
+
+    def begin(self, state, context: Context):
+        slots, cache = self.chain.read_slots(state, context)
+        sequential = self.chain.head.sequential
+        if sequential is None:
+            return (slots.logits, None, None, cache), slots.logits[:, :1]
+        of_paths = [jnp.repeat(x, self.shape.branch, axis=0) for x in slots[:-1]]
+        path, read = sequential.start(Slots(*of_paths, slots.embed))
+        anchor = jnp.repeat(context.tokens_at(context.length[:, None] - 1), self.shape.branch, axis=0)
+        path, logits = read(path, anchor, 0)
+        return (slots.logits, path, read, cache), self._in_rows(logits[:, 0])[:, :1]
+
+    def read(self, carry, context: Context, parents: Parents):
+        logits, path, read, cache = carry
+        if read is None:
+            return carry, logits[:, parents.depth : parents.depth + 1]
+        path = jax.tree.map(lambda x: parents.inherited(self._in_rows(x)).reshape(x.shape), path)
+        path, of_parents = read(path, parents.tokens.reshape(-1, 1), parents.depth)
+        return (logits, path, read, cache), self._in_rows(of_parents[:, 0])
+
+    def end(self, carry):
+        return carry[3]
+
+    def _in_rows(self, x):
+        """``[B W, ...] -> [B, W, ...]``."""
+        return x.reshape(-1, self.shape.branch, *x.shape[1:])

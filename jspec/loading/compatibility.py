@@ -21,7 +21,7 @@ from jspec.models.sharding import mesh_of
 from jspec.registry import LOOKED_UP, NGRAM, entry_of, particular_options
 from jspec.text.detokenizer import Tokenizer
 
-TREES = ("eagle", "eagle3")  # the methods that propose trees
+TREES = ("eagle", "eagle3", "dflash", "dspark")  # the methods that propose trees
 
 
 def check_options(draft: DraftConfig | str | None, speculation: Speculation):
@@ -58,12 +58,13 @@ def check_tree(
     if tree is None:
         return
     method = None if draft is None else entry_of(draft).name
+    most = tree.depth if draft is None or isinstance(draft, str) or draft.max_drafts is None else draft.max_drafts
+    chooses = isinstance(draft, BlockConfig) and (draft.domino or draft.lilicorr or draft.is_dflash2)
     windows = [window for window in target.windows if window is not None]
     for ok, why in (
-        (
-            method in TREES,
-            f"the draft is {'None' if draft is None else repr(method)}: expected one of {', '.join(TREES)}",
-        ),
+        (method in TREES, f"draft is {method!r}, expected one of {', '.join(TREES)}"),
+        (not chooses, "draft is a DFlash2, Domino or LiLiCorr head, of which no trees were tried"),
+        (most >= tree.depth, f"draft has weights for {most} drafts, fewer than depth={tree.depth}"),
         (target.latent is None, "the target caches latents, whose attention has no trees"),
         (target.delta_nets is None, "the target has gated delta nets, whose states would have to branch"),
         (shards[0] is None, "the target is on several GPUs, whose rounds have no trees"),
@@ -120,6 +121,8 @@ def with_available_drafts(speculation: Speculation, draft: ModelConfig | HeadCon
 
     It warns if that is fewer than the user asked for, or if the draft head was trained to draft fewer.
     """
+    if speculation.tree is not None:  # ``check_tree`` refuses one that is too deep
+        return speculation
     K, field = speculation.most_draft_tokens, "max_draft_tokens" if speculation.auto else "num_draft_tokens"
     asked = not speculation.auto or speculation.max_draft_tokens is not None
     if draft.max_drafts is not None and draft.max_drafts < K:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jspec.config import EngineConfig
-from jspec.drafting.tree import EagleTree
+from jspec.drafting.tree import TreeDrafter
 from jspec.engine.adaptive.cost_table import RoundShape, budget_of, round_shapes
 from jspec.engine.decoding import Decoding
 from jspec.engine.round_log import CallLogs
@@ -77,7 +77,7 @@ class StepBuilder:
                 model.peers = peers
         own = K in (0, self.most)
         drafter = self.decoding.make_drafter(target, draft_model, *(() if own else (K,)))
-        if isinstance(drafter, EagleTree) and not trees:
+        if isinstance(drafter, TreeDrafter) and not trees:
             drafter = drafter.chain
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
         rule, expand = RULES[self.decoding.rule if K else "match"], self.config.expand_latents
