@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--all", action="store_true", help="compare every drafter in one table")
     demo.add_argument("--max-tokens", type=int, default=96)
     # Three drafts instead of four, because on a CPU every query token of the target costs time.
-    demo.set_defaults(temperature=0.8, top_p=1.0, num_draft_tokens=3, verify_budget=None, lookup=None)
+    demo.set_defaults(temperature=0.8, top_p=1.0, num_draft_tokens=3, verify_budget=None, lookup=None, tree=None)
 
     generate = commands.add_parser(
         "generate",
@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
             help="drafts per round, 0 for none, or auto: as many as pay, measured on this machine",
         )
         command.add_argument("--max-draft-tokens", type=int, help="the most that auto may choose")
-        command.add_argument("--verify", choices=VERIFY_RULES, default="rejection")
+        command.add_argument("--verify", choices=VERIFY_RULES, default="auto")
         command.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS, default="auto")
     for command in (generate, chat):  # not for the demo, which compares drafters request by request
         add_verifying_options(command)

@@ -274,6 +274,7 @@ class LLM(BesideTrainer, ReplaceableWeights):
         drafts = f"draft={self.method!r}"
         if self.method is not None:
             drafts += f", num_draft_tokens={self.speculation.num_draft_tokens!r}, verify={self.speculation.verify!r}"
+            drafts += "" if self.speculation.tree is None else f", tree={self.speculation.tree}"
         rounded = f", kv_cache_dtype={config.kv_cache_dtype!r}" if config.kv_cache_dtype in FP8_CACHES else ""
         rounded += f", activation_dtype={config.activation_dtype!r}" if config.activation_dtype != "auto" else ""
         return (

@@ -93,6 +93,7 @@ def speculation_of(args: argparse.Namespace) -> "jspec.Speculation":
         max_draft_tokens=args.max_draft_tokens,
         verify_budget=args.verify_budget,
         lookup=bool(args.lookup),
+        tree=args.tree,
     )
 
 

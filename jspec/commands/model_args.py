@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jspec._validation import require, resolve_names
 from jspec.commands.group_args import group_of
-from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES, Speculation
+from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES, Speculation, TreeShape
 from jspec.config.engine import ACTIVATION_DTYPES, KV_CACHE_DTYPES
 from jspec.registry import MTP, NGRAM
 
@@ -192,7 +192,7 @@ def add_speculation_options(parser: argparse.ArgumentParser):
 
 
 def add_verifying_options(parser):
-    """Declare ``--verify-budget`` and ``--lookup``, for a parser or a group of its options."""
+    """Declare ``--verify-budget``, ``--lookup`` and ``--tree``, for a parser or a group of its options."""
     budget = "tokens that the target reads in a round for each request, on average, or auto; every draft"
     parser.add_argument("--verify-budget", type=budget_of, metavar="N", help=budget)
     parser.add_argument(
@@ -201,6 +201,19 @@ def add_verifying_options(parser):
         default=None,
         help="beside a draft: where the newest tokens occur earlier in a request's text, draft what followed them",
     )
+    tree = "trees of drafts of an EAGLE head or a block drafter: nodes, depth and branch; with 32 it is 32,6,4"
+    parser.add_argument("--tree", type=tree_of, metavar="N[,N[,N]]", help=tree)
+
+
+def tree_of(text: str) -> TreeShape:
+    """The shape that ``--tree`` gives."""
+    numbers = text.split(",")
+    if not (len(numbers) <= 3 and all(number.strip().isdecimal() for number in numbers)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected nodes, depth and branch, 32,6,4 for example, or nodes alone")
+    try:
+        return TreeShape(*map(int, numbers))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -230,6 +243,7 @@ def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, s
         "draft_sampling": args.draft_sampling,
         "verify_budget": args.verify_budget,
         "lookup": args.lookup,
+        "tree": args.tree,
     }
     fields = {name: value for name, value in options.items() if value is not None}
     draft, method = args.draft, None
@@ -264,7 +278,7 @@ def require_draft(args: argparse.Namespace, target: str, draft: str | None):
     """
     from jspec.loading.pair import open_checkpoints
 
-    options = ("num_speculative_tokens", "verify", "draft_sampling", "verify_budget", "ngram_corpus", "lookup")
+    options = ("num_speculative_tokens", "verify", "draft_sampling", "verify_budget", "ngram_corpus", "lookup", "tree")
     given = [name for name in options if getattr(args, name) is not None]
     if draft is None and given and open_checkpoints(target, None, download=args.download)[1] is None:
         value = getattr(args, given[0])

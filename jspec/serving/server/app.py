@@ -1,5 +1,6 @@
 """The routes of the server, and the small endpoints: health, load, version and models."""
 
+import dataclasses
 import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -101,6 +102,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "draft_lengths": engine.runner.draft_lengths,
         "verify": speculation.verify,
         "draft_sampling": speculation.draft_sampling,
+        "tree": speculation.tree and dataclasses.asdict(speculation.tree),
     }
     return {
         "id": name,

@@ -311,7 +311,7 @@ def test_models_version_and_unknown_paths(service):
     assert [openai.types.Model.model_validate(card).id for card in cards["data"]] == ["family", "other"]
     assert cards["data"][0]["speculation"] == {
         **{"method": "draft_model", "num_speculative_tokens": 3, "most_draft_tokens": 3, "draft_lengths": [3]},
-        **{"verify": "rejection", "draft_sampling": "auto"},
+        **{"verify": "rejection", "draft_sampling": "auto", "tree": None},
     }
     assert (cards["data"][0]["chat"], cards["data"][0]["reproducible"]) == (True, True)
     assert ask(service, "/v1/models/other").json()["max_model_len"] == MAX_LEN
