@@ -209,7 +209,9 @@ def tree_of(text: str) -> TreeShape:
     """The shape that ``--tree`` gives."""
     numbers = text.split(",")
     if not (len(numbers) <= 3 and all(number.strip().isdecimal() for number in numbers)):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected nodes, depth and branch, 32,6,4 for example, or nodes alone")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected nodes, depth and branch, 32,6,4 for example, or nodes alone"
+        )
     try:
         return TreeShape(*map(int, numbers))
     except ValueError as error:

@@ -10,6 +10,7 @@ eagle.py         EAGLE, EAGLE-2 and EAGLE-3 heads
 mtp.py           multi-token prediction layers
 parallel.py      P-EAGLE heads and PARD models: K drafts in one pass
 block.py         DFlash, DFlash2, JetSpec, DSpark, Domino, LiLiCorr, XPress: a block of slots in one pass
+tree.py          trees of drafts, of EAGLE heads and block drafters
 assistant.py     assistants of Gemma 4: queries over the target's own keys and values
 medusa.py        Medusa heads
 mlp.py           MLP speculators

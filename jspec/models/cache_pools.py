@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from jspec.config import ModelConfig
 from jspec.pallas.attention.fp8 import STORED, KVScales
+from jspec.pallas.attention.move_path import move_path as move_path
 from jspec.pallas.attention.table import ROPE_AND_WRITE_KV, Attention
 from jspec.pallas.delta_net.projections import DeltaHeads
 from jspec.pallas.delta_net.state import DeltaState, init_state

@@ -11,6 +11,8 @@ stops.py              stop tokens on the device
 distribution.py       the distribution of logits
 draft_vocabulary.py   distributions over a draft vocabulary
 verify.py             the verification rules
+tree.py               trees of drafts, and the rule that follows a path
+candidates.py         the likeliest next tokens, for drafts that branch
 confidence.py         a drafter's confidence in its drafts
 logprobs.py           log-probabilities of tokens
 """

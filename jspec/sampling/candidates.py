@@ -28,6 +28,13 @@ def candidates(logits, warp: Warp, key_data, count: int) -> tuple[jax.Array, jax
       tokens, int32 ``[B, J, C]``, and the log of how likely each is to be the target's draw, float32 ``[B, J, C]``: at
       temperature 0 its log-probability, else a softmax of what it lacks, among twice as many. It is -inf where there is no
       such token, or where the logits make no distribution.
+
+    Example::
+
+        warp = Warp(jnp.array([0.0]), jnp.array([0]), jnp.array([1.0]), jnp.array([0.0]))  # greedy
+        logits, keys = jnp.arange(16.0).reshape(1, 1, 16), jnp.zeros((1, 1, 2), jnp.uint32)
+        tokens, _ = candidates(logits, warp, keys, 3)
+        assert tokens.tolist() == [[[15, 14, 13]]]
     """
     B, J, V = logits.shape
     greedy, flat = jnp.repeat(warp.greedy, J), logits.reshape(B * J, V)
@@ -41,7 +48,7 @@ def candidates(logits, warp: Warp, key_data, count: int) -> tuple[jax.Array, jax
     most = min(2 * count, V)
     best_groups, group = jax.lax.top_k(of_groups, min(most, of_groups.shape[1]))
     plain, size = jnp.take_along_axis(by_group, group[:, :, None], axis=1), by_group.shape[2]
-    words = (group[:, :, None] * size + jnp.arange(size, dtype=jnp.int32)).astype(jnp.uint32)
+    words = (group[:, :, None] * size + jnp.arange(size, dtype=jnp.int32)[None, None]).astype(jnp.uint32)
     noise = gumbel_noise(keys, words.reshape(B * J, -1)).reshape(plain.shape)
     scores = jnp.where(greedy[:, None, None], plain, plain + noise)
     lacks = (best_groups[:, :1] - best_groups)[:, :, None] + (jnp.max(scores, axis=2, keepdims=True) - scores)

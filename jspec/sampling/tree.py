@@ -78,6 +78,15 @@ def match_tree(logits, warp: Warp, tree: Tree, noise: RoundNoise, depth: int) ->
     Returns:
       how many drafts stand and the target's token behind them; and the path, int32 ``[B, K + 1]``: the query tokens at
       depths 0, 1, .., and 0 past the accepted ones.
+
+    Example::
+
+        tree = Tree(jnp.array([[5, 7, 9]]), jnp.array([[0, 0, 1]]), jnp.array([[1, 1, 2]]), jnp.array([3]))
+        greedy = Warp(jnp.array([0.0]), jnp.array([0]), jnp.array([1.0]), jnp.array([0.0]))
+        logits = jax.nn.one_hot(jnp.array([[5, 9, 0, 3]]), 16)  # the target says 5, then 9, then 3
+        noise = RoundNoise(jnp.array([[0, 7]], jnp.uint32), jnp.array([10]))
+        verdict, path = match_tree(logits, greedy, tree, noise, depth=2)
+        assert verdict.accepted.tolist() == [2] and path.tolist() == [[0, 1, 3]] and verdict.token.tolist() == [3]
     """
     depths, N = tree.query_depths, logits.shape[1]
     distribution, sampled = make_distribution(logits, warp, noise.sample_keys(depths))

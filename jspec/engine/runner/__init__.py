@@ -10,6 +10,7 @@ step_builder.py          their functions, of flat weights and the state
 compile.py               compiles programs before their first call
 step.py                  a round: draft, verify, commit
 commit.py                the end of a round: emitted tokens, stored features
+tree.py                  the end of a round whose drafts are a tree
 prefill.py               prefill, and the drafter's catch-up
 state.py                 the arrays of the state; admission, the rows of a call
 recurrent.py             how far each row is, of a target with recurrent states

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jspec.engine.round_log import RoundLog
 from jspec.engine.runner.commit import commit, next_features
 from jspec.engine.runner.state import DecodeState, processing_of
-from jspec.pallas.attention.move_path import move_path
+from jspec.models.cache_pools import move_path
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.tree import Tree, drafts_of_path, match_tree
 

@@ -5,6 +5,7 @@ reference.py           the definition of attention and of RoPE
 table.py               which of these kernels computes attention
 paged.py               attention of few query tokens, with split-KV
 decode.py              RoPE, KV writes and attention in one launch
+move_path.py           moves keys and values of accepted drafts of a tree
 prefill_sm90.py        attention of many query tokens on Hopper GPUs
 prefill_launch.py      its blocks of queries and tiles of cache slots
 prefill_memory.py      its shared memory
