@@ -117,7 +117,7 @@ def test_configs_name_their_method():
     methods = [head.method for head in HEADS]
     assert (
         methods
-        == ["eagle"] * 2
+        == ["eagle"] * 3
         + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"]
         + ["mlp"] * 3
         + ["medusa"] * 2

@@ -80,7 +80,7 @@ HEADS: dict[str, HeadConfig] = {
 }
 SHORT = 27  # number of positions of a draft head that has fewer than its target
 VARIANTS: dict[str, HeadConfig] = HEADS | {
-    "eagle-short": EagleConfig(dataclasses.replace(LAYER, max_position=SHORT), own_embedding=True),
+    "eagle-short": EagleConfig(dataclasses.replace(LAYER, max_position=SHORT), own_embedding=True, norms=True),
     "mtp-two": MTPConfig(LAYERS),
     "mtp-plain-output": MTPConfig(dataclasses.replace(LAYER, max_position=SHORT), norm_output=False, mask_first=True),
     "mtp-latents": MTPConfig(dataclasses.replace(LATENTS, num_layers=1, windows=())),

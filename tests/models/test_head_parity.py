@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import causal
-from golden_blocks import golden
+from golden_blocks import Lender, checkpoint, golden, head_of
 from tiny import tiny_checkpoint
 from tiny_heads import CASES, MASK
 
@@ -136,6 +136,34 @@ def test_greedy_drafts_are_those_of_the_originals_loop(tmp_path, target, file, c
         drafts.append(likeliest(head, logits(hidden)))
         hidden, cache = next_pass(jnp.array([drafts[-1:]]), hidden, jnp.full((1, 1), slot, jnp.int32), cache)
     assert drafts == expected["chain"].tolist()
+
+
+@pytest.mark.parametrize("case", ["llama", "llama-two-layers", "qwen3"])
+def test_eagle_with_norms_agrees_with_its_original(tmp_path, case):
+    """Folders that NeMo Automodel wrote; each of three drafts reads the output of the one before, which is normed."""
+    file, (first, length) = f"nemo_automodel/{case}", (9, 3)
+    head, original, lender = head_of(checkpoint(tmp_path / "head", file)), golden(file), Lender(file)
+    c = head.config
+    assert (c.norms, c.fuse_bias, c.layers.num_layers, any(c.layers.windows)) == (
+        (True, True, 2, False) if "two" in case else (True, False, 1, False)
+    )
+    text = jnp.asarray(original["token_ids"])
+    tokens, positions = jnp.roll(text, -1).at[-1].set(0)[None], jnp.arange(len(text), dtype=jnp.int32)[None]
+
+    @jax.jit
+    def causal_pass(features):
+        embedded, cache = head.embed(tokens, lender), (None,) * len(head.cache_shape())
+        hidden, _ = head(embedded, head.fuse(features), positions, cache, CausalView(positions))
+        return hidden, head.logits(hidden, lender)
+
+    features = jnp.asarray(original["features"])[None]
+    hidden, logits = causal_pass(features)
+    assert_close(hidden[0], original["hidden"])
+    assert_close(logits[0], original["logits"])
+    for i in range(first, first + length):
+        features = features.at[:, i + 1].set(head.recycle(hidden)[:, i])
+        hidden, logits = causal_pass(features)
+    assert_close(logits[0, first + 1 : first + length + 1], original["chain"])
 
 
 @pytest.mark.parametrize("case", CASES["p_eagle"])
