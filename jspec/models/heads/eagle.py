@@ -68,7 +68,7 @@ class EagleHead(LayeredHead):
         linear = linear_maps(c, "", dtype=dtype, rngs=rngs)
         self.fuse_in = linear("fuse_in", 2 * c.hidden_size, c.hidden_size, bias=config.fuse_bias)
         layers = range(c.num_layers)
-        self.layers = nnx.List([Layer(c, i, norm=i > 0 or config.norms, dtype=dtype, rngs=rngs) for i in layers])
+        self.layers: Any = nnx.List([Layer(c, i, norm=i > 0 or config.norms, dtype=dtype, rngs=rngs) for i in layers])
         self.norm = Norm(c.hidden_size, c.rms_norm_eps, dtype=dtype) if config.norms else None
         self.head = linear("head", c.hidden_size, config.dimensions["Vd"]) if config.reduced else None
         self.draft_ids = placeholder_ids(config)
