@@ -132,7 +132,7 @@ def test_settings_that_are_not_supported_are_refused(tmp_path, name, place):
         "shift_label": (not HEADS[name][1].anchor_first, "because the anchor's slot "),
     }
     if name != "speculators":
-        cases["use_swa"] = True, "false, because no layer has a window; else say which in layer_types"
+        cases["use_swa"] = True, "false, because no layer has a window; else say how many tokens in sliding_window"
     else:
         cases["swa_window_size"] = 8, "9, the sliding_window of the layers"
     for key, (value, expected) in cases.items():

@@ -27,6 +27,7 @@ BLOCKS = {
     if isinstance(config, BlockConfig)
     and config.quantization is None  # layouts have no scales
     and not config.windows_from_anchor  # which depends on the layout, below
+    and not config.windows_by_slot  # which neither can state
     and config.domino is None  # which is read alone
     and config.lilicorr is None  # likewise
 }
@@ -83,6 +84,9 @@ def test_a_window_is_counted_from_the_anchor_where_speculators_trained_the_head(
         assert load_draft(exported(tmp_path / layout, "dflash", layout)[2])[0].windows_from_anchor is not other
         with pytest.raises(ValueError, match=f"windows_from_anchor={other}: expected {not other} in"):
             exported(tmp_path / "other", "dflash", layout, {"windows_from_anchor": other})
+        by_slot = dataclasses.replace(BLOCKS["dflash2"], windows_by_slot=True)
+        with pytest.raises(ValueError, match=r"windows_by_slot=True: expected False in"):
+            export_draft(tmp_path / "other", by_slot, {}, target_name="the/target", layout=layout)
 
 
 def test_settings_in_a_nested_object_are_read(tmp_path):

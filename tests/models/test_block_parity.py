@@ -19,6 +19,7 @@ from jspec.models.cache_pools import init_pool
 from jspec.models.heads.block import BlockView
 from jspec.models.heads.sequential import Slots
 from jspec.models.kv_cache import PagedView
+from jspec.train.block_attention import Anchored
 
 PAGE, PAGES = 4, 8
 
@@ -236,6 +237,28 @@ def test_dspark_of_model_optimizer_agrees_with_its_original(tmp_path, kind):
     assert (head.config.confidence == "markov") == (kind == "gated")
     if kind == "gated":
         assert_close(head.confidence_logits(original["block_hidden"], before), original["confidence"])
+
+
+@pytest.mark.parametrize("case", ["windows", "windows-causal"])
+def test_windows_of_model_optimizer_agree_with_their_original(tmp_path, case):
+    """Windows of all layers, each of which reaches back from its own slot; and the same in training."""
+    file, is_causal = f"model_optimizer/{case}", case != "windows"
+    head, original = head_of(checkpoint(tmp_path / "head", file)), golden(f"model_optimizer/{case}")
+    config = head.config
+    assert (config.layers.windows, config.causal) == ((6, 6), (is_causal,) * 2)
+    assert (config.windows_by_slot, config.windows_from_anchor) == (not is_causal, False)
+    hidden, _ = rounds(head, file)
+    assert_close(hidden, original["block_hidden"])
+    assert_close(head.draft_logits(hidden, Lender(file)), original["base_logits"])
+    n, anchors = config.block_size, jnp.asarray(original["starts"])[None]
+    blocks = jnp.full((1, 4, n), config.mask_token_id).at[:, :, 0].set(original["token_ids"][original["starts"]])
+    view = Anchored(anchors, n)
+    fill = jax.jit(lambda x, e: head(head.fuse(x), e, view.positions(24), (None,) * 2, view)[0])
+    trained = fill(features(file), head.embed(blocks.reshape(1, -1), Lender(file)))
+    assert_close(trained.reshape(4, n, -1), original["block_hidden"])
+    other = head_of(checkpoint(tmp_path / "other", file, windows_from_anchor=True))
+    assert (other.config.windows_by_slot, other.config.windows_from_anchor) == (False, is_causal)
+    assert np.abs(rounds(other, file)[0] - original["block_hidden"]).max() > 0.05
 
 
 @pytest.mark.parametrize("case", ["lilicorr", "lilicorr-convolved"])

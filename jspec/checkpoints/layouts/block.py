@@ -37,6 +37,8 @@ from jspec.checkpoints.layouts.block_settings import (
     refuse_mask_embedding,
     require_supported,
     said_of_anchor,
+    window_rules,
+    with_windows_of_all,
 )
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import CheckpointFormat, architectures
@@ -69,7 +71,9 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
         raise settings.refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
     if not own and is_dflash2(fields, settings, tensors):
         own = read_sizes(settings, tensors, layers.hidden_size, None)
-    return build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
+    each, layers = causal(settings, layers.windows), with_windows_of_all(settings, layers)
+    own = {**own, **window_rules(settings, layers.windows, each)}
+    return build(settings, tensors, options, layers, aux_layers, anchor_first, each, own)
 
 
 def build(
@@ -229,7 +233,8 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         both_ways = {"is_causal": False} if config.is_dflash2 and any(windows) and not any(config.causal) else {}
         stated = every or config.causal == plain or bool(both_ways)
         require(stated, "causal", config.causal, f"True for each layer, or {plain}")
-        require(not config.windows_from_anchor, "windows_from_anchor", True, "False in this layout")
+        for name in ("windows_from_anchor", "windows_by_slot"):
+            require(not getattr(config, name), name, True, "False in this layout")
         require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
         dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}
         own = {DFLASH: dflash | size_fields(config) | (anchor if config.anchor_first else {})}

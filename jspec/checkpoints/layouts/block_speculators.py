@@ -99,6 +99,7 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
     require_exportable(config)
     expected = f"{any(plain)} in the speculators format"
     require(config.windows_from_anchor == any(plain), "windows_from_anchor", config.windows_from_anchor, expected)
+    require(not config.windows_by_slot, "windows_by_slot", True, "False in the speculators format")
     kind = KIND if config.is_dflash2 else config.method
     classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator", XPRESS: "XPressSpeculator"}
     xpress = {RANK: config.refiner_rank, RATIO: config.refiner_ratio, PASSES: config.refine_passes}
