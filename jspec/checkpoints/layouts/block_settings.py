@@ -77,11 +77,17 @@ def with_windows_of_all(settings: Settings, layers: ModelConfig) -> ModelConfig:
     return dataclasses.replace(layers, windows=(window,) * layers.num_layers)
 
 
-def window_rules(settings: Settings, windows: Sequence[int | None], causal: Sequence[bool]) -> dict[str, bool]:
+def window_rules(
+    settings: Settings, windows: Sequence[int | None], causal: Sequence[bool], *, from_anchor: bool = False
+) -> dict[str, bool]:
     """Where windows begin: ``windows_from_anchor`` and ``windows_by_slot`` of ``BlockConfig``.
 
-    Model Optimizer, which alone writes ``use_swa`` of heads that are read here, trains windows of each slot. Causal layers
-    have them unless config.json says otherwise.
+    Model Optimizer, which alone writes ``use_swa`` of heads that are read here, trains windows of each slot.
+
+    Args:
+      settings: where config.json has settings.
+      windows, causal: of each layer, as they were read.
+      from_anchor: whether the tool that writes this layout counts windows from the anchor.
 
     Raises:
       Refusal: ``windows_from_anchor`` is there, and no layer has a window.
@@ -89,8 +95,9 @@ def window_rules(settings: Settings, windows: Sequence[int | None], causal: Sequ
     said, kinds = settings.flag(WINDOWS), {flag for flag, window in zip(causal, windows, strict=True) if window}
     if said is not None and not kinds:
         raise settings.refuse(WINDOWS, "nothing, because no layer has a window")
-    by_slot = settings.object_with("use_swa").flag("use_swa") if said is None else not said
-    return {WINDOWS: said is True and True in kinds, "windows_by_slot": by_slot and False in kinds}
+    by_slot = settings.object_with("use_swa").flag("use_swa") and not from_anchor if said is None else not said
+    anchored = from_anchor if said is None else said
+    return {WINDOWS: anchored and True in kinds, "windows_by_slot": by_slot and False in kinds}
 
 
 def require_supported(settings: Settings, windows: Sequence[int | None], anchor_first: bool):

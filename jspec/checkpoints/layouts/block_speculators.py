@@ -16,7 +16,13 @@ from jspec.checkpoints.layouts import block
 from jspec.checkpoints.layouts.aux_layers import listed_after
 from jspec.checkpoints.layouts.block_corrections import require_exportable
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, DEFAULT_CANDIDATES, KIND, is_dflash2, read_sizes, size_fields
-from jspec.checkpoints.layouts.block_settings import ANCHOR_KEYS, DFLASH, refuse_mask_embedding, said_of_anchor
+from jspec.checkpoints.layouts.block_settings import (
+    ANCHOR_KEYS,
+    DFLASH,
+    refuse_mask_embedding,
+    said_of_anchor,
+    window_rules,
+)
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.layouts.layers import read_layers
@@ -58,7 +64,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     causal = tuple(window is not None and not slides for window in layers.windows)
     aux_layers, first = listed_after(settings, IDS, shift=0, least=0), _anchor_first(settings, fields)
     own: dict[str, Any] = read_sizes(settings, tensors, layers.hidden_size, DEFAULT_CANDIDATES) if dflash2 else {}
-    own |= {"windows_from_anchor": any(causal), **_refiner(fields, tensors)}
+    own |= {**window_rules(settings, layers.windows, causal, from_anchor=True), **_refiner(fields, tensors)}
     return block.build(settings, tensors, options, layers, aux_layers, first, causal, own)
 
 
