@@ -145,7 +145,7 @@ def test_use_swa_gives_all_layers_a_window(tmp_path, place):
     found = read_draft_config(folder)
     assert (found.layers.windows, found.causal, found.windows_by_slot) == ((7, 7), (False, False), True)
     assert read_draft_config(said(folder, (place, "swa_window_size", 6))).layers.windows == (6, 6)
-    with pytest.raises(Refusal, match=r"windows_by_slot=True: expected False, unless .* of at least 5"):
+    with pytest.raises(Refusal, match=r"windows_by_slot=True: expected False, unless layers .* of at least 5"):
         read_draft_config(said(folder, (place, "swa_window_size", 4)))
 
 

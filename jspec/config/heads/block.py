@@ -116,15 +116,18 @@ class BlockConfig(AuxiliaryConfig):
         each = len(self.causal) == layers and all(isinstance(flag, bool) for flag in self.causal)
         require(each, "causal", self.causal, f"True or False for each of {layers} layers")
         require(self.markov in (None, *MARKOVS), "markov", self.markov, f"None or one of {', '.join(MARKOVS)}")
-        pairs = zip(self.causal, self.layers.windows, strict=True)
-        some = isinstance(from_anchor := self.windows_from_anchor, bool) and (not from_anchor or any(map(all, pairs)))
-        require(some, "windows_from_anchor", from_anchor, "False, because no causal layer has a window")
-        both_ways = [W for flag, W in zip(self.causal, self.layers.windows, strict=True) if W and not flag]
-        wide = isinstance(by_slot := self.windows_by_slot, bool) and (
-            not by_slot or min(both_ways, default=0) >= self.block_size
-        )
-        expected = f"False, unless a layer that is not causal has a window, of at least {self.block_size}"
-        require(wide, "windows_by_slot", by_slot, expected)
+        pairs = [pair for pair in zip(self.causal, self.layers.windows, strict=True) if pair[1]]
+        narrowest, B = min((W for flag, W in pairs if not flag), default=0), self.block_size
+        for name, may, expected in (
+            ("windows_from_anchor", any(flag for flag, _ in pairs), "False, because no causal layer has a window"),
+            (
+                "windows_by_slot",
+                narrowest >= B,
+                f"False, unless layers that are not causal have windows of at least {B}",
+            ),
+        ):
+            value = getattr(self, name)
+            require(isinstance(value, bool) and (may or not value), name, value, expected)
         rank = self.markov_rank
         fits = is_int(rank) and (0 < rank < 2**31 if self.markov is not None else rank == 0)
         require(fits, "markov_rank", rank, "an integer of at least 1 with a Markov head, 0 without")
