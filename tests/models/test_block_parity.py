@@ -3,6 +3,7 @@
 The outputs of the originals are stored in golden/, and the README.md there says how they were made."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -107,7 +108,12 @@ def dflash2_checkpoint(folder: Path, **keys) -> Path:
     return folder
 
 
-WINDOWS = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6, "is_causal": False}
+SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6}
+WINDOWS = {
+    **SLIDING,
+    "is_causal": False,
+    "windows_from_anchor": True,
+}  # as the speculators package, which computed them
 
 
 @pytest.mark.parametrize(("end", "keys"), [("", {}), ("_windows", WINDOWS)])
@@ -131,6 +137,17 @@ def test_dflash2_agrees_with_its_original(tmp_path, end, keys):
         np.testing.assert_array_equal(previous[:, 0], original[f"greedy_tokens{end}"][:, i])
     if not end:
         assert_close(logits, original["draft_logits"])
+
+
+@pytest.mark.parametrize("case", ["dflash", "dflash-both-ways", "dflash2"])
+def test_windows_are_those_of_z_labs_package(tmp_path, case):
+    """Counted from each slot, in causal layers and others."""
+    keys = SLIDING if case == "dflash" else {**SLIDING, "is_causal": False}
+    write = dflash2_checkpoint if case == "dflash2" else functools.partial(checkpoint, file="dflash")
+    head = head_of(write(tmp_path / "head", **keys))
+    assert head.config.causal == (False, case == "dflash")
+    assert (head.config.windows_by_slot, head.config.windows_from_anchor) == (case != "dflash", False)
+    assert_close(rounds(head, "dflash")[0], golden("zlab_windows")[case])
 
 
 @pytest.mark.parametrize(("case", "passes"), [("windows", 6), ("anchor-first", 2)])

@@ -233,8 +233,9 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         both_ways = {"is_causal": False} if config.is_dflash2 and any(windows) and not any(config.causal) else {}
         stated = every or config.causal == plain or bool(both_ways)
         require(stated, "causal", config.causal, f"True for each layer, or {plain}")
-        for name in ("windows_from_anchor", "windows_by_slot"):
-            require(not getattr(config, name), name, True, "False in this layout")
+        require(not config.windows_from_anchor, "windows_from_anchor", True, "False in this layout")
+        theirs = any(window and not flag for flag, window in zip(config.causal, windows, strict=True))
+        require(config.windows_by_slot == theirs, "windows_by_slot", not theirs, f"{theirs} in this layout")
         require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
         dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}
         own = {DFLASH: dflash | size_fields(config) | (anchor if config.anchor_first else {})}

@@ -82,12 +82,11 @@ def window_rules(
 ) -> dict[str, bool]:
     """Where windows begin: ``windows_from_anchor`` and ``windows_by_slot`` of ``BlockConfig``.
 
-    Model Optimizer, which alone writes ``use_swa`` of heads that are read here, trains windows of each slot.
-
     Args:
       settings: where config.json has settings.
       windows, causal: of each layer, as they were read.
-      from_anchor: whether the tool that writes this layout counts windows from the anchor.
+      from_anchor: whether the tool that writes this layout counts windows from the anchor. If not, it counts them from
+        each slot, as z-lab's own package, SpecForge and Model Optimizer do.
 
     Raises:
       Refusal: ``windows_from_anchor`` is there, and no layer has a window.
@@ -95,9 +94,8 @@ def window_rules(
     said, kinds = settings.flag(WINDOWS), {flag for flag, window in zip(causal, windows, strict=True) if window}
     if said is not None and not kinds:
         raise settings.refuse(WINDOWS, "nothing, because no layer has a window")
-    by_slot = settings.object_with("use_swa").flag("use_swa") and not from_anchor if said is None else not said
     anchored = from_anchor if said is None else said
-    return {WINDOWS: anchored and True in kinds, "windows_by_slot": by_slot and False in kinds}
+    return {WINDOWS: anchored and True in kinds, "windows_by_slot": not anchored and False in kinds}
 
 
 def require_supported(settings: Settings, windows: Sequence[int | None], anchor_first: bool):

@@ -59,7 +59,7 @@ class BlockConfig(AuxiliaryConfig):
       windows_from_anchor: whether each slot of a causal layer with a window W sees the W newest tokens of the context before
         the anchor, and the block up to its own slot, as heads of the ``speculators`` package do.
       windows_by_slot: whether each slot of a layer with a window W that is not causal sees those of the W newest slots up to
-        its own that are of the context, and the whole block, as heads that Model Optimizer trains with a window do.
+        its own that are of the context, and the whole block, as heads of z-lab and of Model Optimizer do.
 
     Example::
 
