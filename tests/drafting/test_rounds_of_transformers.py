@@ -99,7 +99,7 @@ def test_multi_token_prediction_beside_recurrent_states(tmp_path, case, more):
 def dflash_of_transformers(folder: Path, window: int | None) -> Rounds:
     """The rounds of a DFlash head, and folders ``target`` and ``head`` of both models. The only class of such heads that
     transformers has is Muse Glimmer's, which has other names than z-lab's, and the same equations. In a window of W tokens
-    there is one more, because each slot sees W before its own."""
+    there is one more, because each slot sees W before its own (findings/transformers-dflash-window.sh)."""
     settings = {**SIZES, **CASES["qwen3"][1], "num_hidden_layers": 8}
     target = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**settings))
     sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
