@@ -60,7 +60,8 @@ def row_of(head: Recognised, folder: pathlib.Path) -> list[str]:
     else:
         does, layout = "read", layout_of(head, folder)
         if (layers := getattr(config, "layers", None)) is not None:
-            windows = "in some layers" if any(layers.windows) else "none"
+            each = layers.windows
+            windows = "in all layers" if each and all(each) else "in some layers" if any(each) else "none"
     return [head.names, page.kind, page.target, page.vocabulary, windows, layout, does, f"[link]({page.source})"]
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.config import ModelConfig
-from jspec.config.heads import DraftConfig, Eagle3Config
+from jspec.config.heads import BlockConfig, DraftConfig, Eagle3Config
 from jspec.doctor.trials import Text
+from jspec.doctor.variants import widest_window
 from jspec.text.detokenizer import Tokenizer
 
 COVERED = 0.9  # the share of the target's tokens that a reduced vocabulary should have
@@ -101,6 +102,18 @@ def head_inputs(target: ModelConfig, head: DraftConfig, options: HeadOptions) ->
     yield Check("aux_layers", "ok", f"{what}{why}")
     fed = "the normed output" if head.norm_output else "the output before the final norm"
     yield Check("fed back", "ok", fed + f" ({options.norm_output})" * (options.norm_output is not None))
+
+
+def windows(head: DraftConfig, texts: Sequence[Text]) -> Iterator[Check]:
+    """From where the windows of a block drafter are counted, and whether the texts are long enough to tell."""
+    if (widest := widest_window(head)) and isinstance(head, BlockConfig):
+        longest = max(len(text.tokens) for text in texts)
+        causal = {flag for flag, W in zip(head.causal, head.layers.windows, strict=True) if W}
+        anchored = {head.windows_from_anchor if flag else not head.windows_by_slot for flag in causal}
+        where = " or ".join("the anchor" if flag else "each slot" for flag in sorted(anchored))
+        detail = f"of {widest} tokens, counted from {where}"
+        short = f"; no text has more than {longest} tokens, so that it was not measured: give longer prompts"
+        yield Check("windows", *(("ok", detail) if longest > widest else ("note", detail + short)))
 
 
 def draft_vocabulary(head: DraftConfig, params: Mapping[str, Any], texts: Sequence[Text]) -> Iterator[Check]:

@@ -16,7 +16,7 @@ from jspec.doctor import checks
 from jspec.doctor.checks import Check
 from jspec.doctor.rounding import RoundingCost, require_original
 from jspec.doctor.trials import Text
-from jspec.doctor.variants import Trial, try_variants
+from jspec.doctor.variants import Trial, try_variants, widest_window
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.llm import LLM, Prompt
 from jspec.loading.compatibility import check_compatible, with_available_drafts, with_positions
@@ -30,7 +30,7 @@ from jspec.models.products import kernels_of
 from jspec.outputs import Stats, total_stats
 from jspec.registry import MTP
 from jspec.sampling.params import SamplingParams
-from jspec.text.prompts import token_ids
+from jspec.text.prompts import LONGEST_PROMPT, token_ids
 
 PROMPTS = (
     "import os\nimport sys\n\n\ndef main(argv=None):",
@@ -145,7 +145,8 @@ def diagnose(
         return Diagnosis("mismatch", f"Target and draft do not belong together: {wrong.detail}.", tuple(results))
 
     original = _original(target, draft, draft_reference, draft_checkpoint, download)
-    tokens = token_ids(PROMPTS if prompts is None else prompts, tokenizer, config, chat)
+    longest = LONGEST_PROMPT + widest_window(given)
+    tokens = token_ids(PROMPTS if prompts is None else prompts, tokenizer, config, chat, longest)
     engine = engine_config(config, tokens, max_tokens, dtype)
     with warnings.catch_warnings():  # the checks report the same
         warnings.simplefilter("ignore", UserWarning)
@@ -162,7 +163,7 @@ def diagnose(
     params = dict(draft_checkpoint.params(dtype))
     texts, served = _serve(model, used, params, tokens, speculation, engine, max_tokens)
     _require_enough(texts)
-    results += checks.draft_vocabulary(used, params, texts)
+    results += [*checks.draft_vocabulary(used, params, texts), *checks.windows(used, texts)]
     trials = try_variants(model, used, params, texts, speculation.most_draft_tokens, dtype, options)
     costs = []
     if original is not None:

@@ -57,6 +57,7 @@ class Trials:
             return model.with_auxiliary(tokens[None], positions, cache, CausalView(positions), self._aux_layers)[1]
 
         self._programs: dict[TriedConfig, Any] = {}
+        self._rounds = max(len(text.tokens) - max(text.prompt_length, 2) for text in texts)
         self._features = [features(self._leaves, tokens) for tokens in self._tokens]
 
     def accepted(
@@ -85,8 +86,8 @@ class Trials:
         correct_of = _correct if isinstance(kind, Eagle3Config) else _correct_in_blocks
         if kind not in self._programs:
 
-            def correct(leaves, target_leaves, tokens, features):
-                return correct_of(kind, merge(leaves), self._merge(target_leaves), tokens, features, K)
+            def correct(leaves, target_leaves, tokens, features, slots):
+                return correct_of(kind, merge(leaves), self._merge(target_leaves), tokens, features, slots, K)
 
             self._programs[kind] = jax.jit(correct)
         width = self._width
@@ -95,10 +96,13 @@ class Trials:
         for text, tokens, features in zip(self._texts, self._tokens, self._features, strict=True):
             if aux_layers:
                 features = jnp.concatenate([features[..., part] for part in columns], axis=-1)
-            right = np.asarray(self._programs[kind](leaves, self._leaves, tokens, features))  # [K, S], by slot
             end, first = len(text.tokens), max(text.prompt_length, 2)
+            slots = np.minimum(
+                first - 2 + np.arange(self._rounds), len(tokens) - 2
+            )  # those before the last tokens of rounds
+            right = np.asarray(self._programs[kind](leaves, self._leaves, tokens, features, slots))  # [K, rounds]
             is_within = np.arange(K)[:, None] + np.arange(first, end)[None] < end
-            run = np.cumprod(right[:, first - 2 : end - 2] & is_within, axis=0)
+            run = np.cumprod(right[:, : end - first] & is_within, axis=0)
             counts.append(run.sum(axis=0))
         return counts
 
@@ -115,9 +119,9 @@ class Trials:
         return Stats.of(K, drafted, taken)
 
 
-def _correct(config: Any, head, target, tokens, features, K: int) -> jax.Array:
-    """bool ``[K, S]``: entry (d, t) says whether the head's draft d after slot t is token t + 2 + d of ``tokens`` int32
-    ``[S]``. It is meaningful where the drafts before d are right too."""
+def _correct(config: Any, head, target, tokens, features, wanted, K: int) -> jax.Array:
+    """bool ``[K, R]``: entry (d, r) says whether the head's draft d after slot t is token t + 2 + d of ``tokens`` int32
+    ``[S]``, where t is entry r of ``wanted`` int32 ``[R]``. It is meaningful where the drafts before d are right too."""
     S = tokens.shape[0]
     slots, cache = jnp.arange(S, dtype=jnp.int32), ((),) * config.layers.num_layers
     fused, mask = head.fuse(features), config.mask_token_id
@@ -131,28 +135,28 @@ def _correct(config: Any, head, target, tokens, features, K: int) -> jax.Array:
         drafts = _likeliest(config, head, head.logits(hidden, target))[0]
         right.append(drafts == jnp.roll(tokens, -depth - 2))
         fused = head.recycle(hidden)
-    return jnp.stack(right)
+    return jnp.stack(right)[:, wanted]
 
 
-def _correct_in_blocks(config: Any, head, target, tokens, features, K: int) -> jax.Array:
-    """As ``_correct``, of a block drafter: entry (d, t) is of the block whose anchor is token t + 1."""
-    S, n, first = tokens.shape[0], config.block_size, 0 if config.anchor_first else 1
-    anchors = jnp.arange(S, dtype=jnp.int32)[None]
+def _correct_in_blocks(config: Any, head, target, tokens, features, wanted, K: int) -> jax.Array:
+    """As ``_correct``, of a block drafter: slot t stands for the block whose anchor is token t + 1."""
+    S, R, n, first = tokens.shape[0], wanted.shape[0], config.block_size, 0 if config.anchor_first else 1
+    anchors = wanted[None].astype(jnp.int32) + 1
     view = Anchored(anchors, n)
-    blocks = jnp.full((1, S, n), config.mask_token_id, jnp.int32).at[:, :, 0].set(tokens[None])
+    blocks = jnp.full((1, R, n), config.mask_token_id, jnp.int32).at[:, :, 0].set(tokens[anchors])
     embedded, cache = head.embed(blocks.reshape(1, -1), target), (None,) * config.layers.num_layers
     hidden, _ = head(head.fuse(features), embedded, view.positions(S), cache, view)
-    hidden = hidden.reshape(1, S, n, -1)
-    state = None if head.markov is None else head.markov.no_state(S).reshape(1, S, -1)
+    hidden = hidden.reshape(1, R, n, -1)
+    state = None if head.markov is None else head.markov.no_state(R).reshape(1, R, -1)
     right = []
     for depth in range(K):
-        draft_hidden, previous = hidden[:, :, first + depth], jnp.roll(tokens, -depth)[None]
+        draft_hidden, previous = hidden[:, :, first + depth], jnp.roll(tokens, -depth)[anchors]
         logits = head.draft_logits(draft_hidden, target)
         if head.markov is not None:
             added, state = head.markov(draft_hidden, previous, state)
             logits = logits + added
         drafts = _likeliest(config, head, logits)[0]
-        right.append(jnp.roll(drafts == jnp.roll(tokens, -depth - 1), -1))
+        right.append(drafts == jnp.roll(tokens, -depth - 1)[anchors[0]])
     return jnp.stack(right)
 
 

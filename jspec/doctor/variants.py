@@ -52,7 +52,7 @@ def try_variants(
     if isinstance(config, Eagle3Config):
         every: Sequence[tuple[str, str | None, TriedConfig]] = list(variants(model.config, config, options))
     elif isinstance(config, BlockConfig):
-        every = block_layouts = list(layouts(config))
+        every = block_layouts = list(layouts(config, max(len(text.tokens) for text in texts)))
         K = min([K, *(head.max_drafts for _, _, head in block_layouts)])
     else:
         return ()
@@ -83,17 +83,32 @@ def variants(
             yield " and ".join(changes) or "as read", " and ".join(changes) or None, variant
 
 
-def layouts(head: BlockConfig) -> Iterator[tuple[str, str | None, BlockConfig]]:
-    """(label, setting, config) of a block drafter as given, and with its drafts made one slot earlier or later.
+def widest_window(head: DraftConfig) -> int:
+    """The most tokens that a layer of a block drafter sees before a block; 0 if no layer has a window, and of others."""
+    return max((W for W in head.layers.windows if W), default=0) if isinstance(head, BlockConfig) else 0
+
+
+def layouts(head: BlockConfig, longest: int) -> Iterator[tuple[str, str | None, BlockConfig]]:
+    """(label, setting, config) of a block drafter as given, with its drafts made one slot earlier or later, and with windows
+    that begin elsewhere.
 
     Either the anchor's slot makes the first draft, or the slot behind it, and configs of checkpoints may leave this open. A
-    block of two slots or more has the weights for both."""
+    block of two slots or more has the weights for both. Where windows begin shows in texts of more tokens than they have;
+    ``longest`` says how many the longest text has."""
     yield "as read", None, head
     if head.block_size > 1:
         other = dataclasses.replace(head, anchor_first=not head.anchor_first)
         slot = "anchor's slot" if other.anchor_first else "slot behind the anchor's"
         key = f"sample_from_anchor {str(other.anchor_first).lower()}"
         yield key, f"the first draft in the {slot}, {key}", other
+    seen = {flag: W for flag, W in zip(head.causal, head.layers.windows, strict=True) if W is not None and longest > W}
+    for anchored, where in ((True, "the anchor"), (False, "each slot")):
+        if not anchored and seen.get(False, head.block_size) < head.block_size:
+            continue
+        flags = {"windows_from_anchor": anchored and True in seen, "windows_by_slot": not anchored and False in seen}
+        if seen and (other := dataclasses.replace(head, **flags)) != head:
+            key = f"windows_from_anchor {str(anchored).lower()}"
+            yield key, f"windows that are counted from {where}, {key}", other
 
 
 def _layer_setting(shift: int, moved: tuple[int, ...], options: HeadOptions) -> str:

@@ -100,8 +100,10 @@ def checked_ids(token_ids: Any, vocab_size: int, what: str, expected: str = "") 
     return tokens.astype(np.int64).tolist()
 
 
-def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: bool | None) -> list[list[int]]:
-    """The token ids of prompts for a target, of a long one the last ``LONGEST_PROMPT``. With ``chat``, or by default if the
+def token_ids(
+    prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: bool | None, longest: int = LONGEST_PROMPT
+) -> list[list[int]]:
+    """The token ids of prompts for a target, of a long one the last ``longest``. With ``chat``, or by default if the
     tokenizer has a chat template, each text becomes a user's message."""
     if not prompts:
         raise ValueError("prompts is empty: expected at least one")
@@ -109,7 +111,7 @@ def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: b
         raise ValueError("the target has no tokenizer: expected prompts of token ids")
     if chat is None:
         chat = bool(getattr(tokenizer, "chat_template", None))
-    longest, encoded = min(LONGEST_PROMPT, target.max_position // 2), []
+    longest, encoded = min(longest, target.max_position // 2), []
     for number, prompt in enumerate(prompts):
         if isinstance(prompt, str) and chat and tokenizer is not None:
             message = [{"role": "user", "content": prompt}]

@@ -58,9 +58,9 @@ class Anchored(View):
     def extend(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int, spec: AttentionSpec):
         """As ``View.extend``, with the attention of the blocks alone, ``[B, A n, N, H]``; the softmax is in fp32.
 
-        With a window W, as ``jspec.models.heads.block.BlockView`` has it: a slot of a causal block sees the W newest
-        slots up to its own, and one of another block the W newest tokens of the context and the whole block. With
-        ``from_anchor``, it sees these W tokens and the slots up to its own."""
+        With a window W, as ``jspec.models.heads.block.BlockView`` has it: with ``from_anchor`` a slot sees the W newest
+        tokens of the context, else what of the context is among the W newest slots up to its own. Of the block it sees all
+        slots, or up to its own if the block is causal, and without ``from_anchor`` W at most."""
         slots = self.anchors.shape[1] * self.block
         q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
         return self._attend(q[:, -slots:], kv, spec), kv
@@ -70,7 +70,7 @@ class Anchored(View):
 
         The scores of a block with all others are never computed, which are most of the products of slots with slots."""
         (B, A), n, (N, H), G = self.anchors.shape, self.block, q.shape[2:], kv.k.shape[0]
-        window, moves = spec.window, self.causal and not self.from_anchor
+        window, moves = spec.window, not self.from_anchor
         S = kv.k.shape[2] - A * n
         assert kv.v is not None  # no draft head keeps latents
         q = q.reshape(B, A, n, G, N // G, H)

@@ -9,6 +9,7 @@ from head_configs import BLOCK, DFLASH2, EAGLE3, HEADS, LILICORR, ONE_LAYER, RED
 
 from jspec.config import EngineConfig
 from jspec.config.heads import (
+    BlockConfig,
     Eagle3Config,
     EagleConfig,
     MedusaConfig,
@@ -72,6 +73,11 @@ def test_bad_eagle3_configs_are_refused(change, message):
         dataclasses.replace(EAGLE3, **change)
 
 
+def by_slot(causal: bool, window: int | None, block_size: int) -> BlockConfig:
+    layers = dataclasses.replace(ONE_LAYER, windows=(window,))
+    return BlockConfig(layers, V, D, (1,), block_size, 0, False, (causal,), windows_by_slot=True)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -97,6 +103,10 @@ def test_bad_eagle3_configs_are_refused(change, message):
             "draft_vocab_size=5: .* a known vocab_size",
         ),
         (lambda: EagleConfig(ONE_LAYER, draft_vocab_size=0), "draft_vocab_size=0"),
+        *(
+            (lambda flag=flag, W=W, n=n: by_slot(flag, W, n), "windows_by_slot=True: .* have windows of at least 5")
+            for flag, W, n in ((True, 8, 5), (False, None, 5), (False, 4, 5))
+        ),
         (
             lambda: MTPConfig(ONE_LAYER).with_draft_vocabulary(V),
             rf"draft_vocab_size={V}: expected None or .* in 1..{V - 1}",
@@ -117,7 +127,7 @@ def test_configs_name_their_method():
     methods = [head.method for head in HEADS]
     assert (
         methods
-        == ["eagle"] * 2
+        == ["eagle"] * 3
         + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"]
         + ["mlp"] * 3
         + ["medusa"] * 2

@@ -115,6 +115,40 @@ def test_settings_that_are_exported_are_read_again(tmp_path, name, anchor_first,
     assert found == config
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_config_json_may_say_where_windows_begin(tmp_path, place):
+    """Of heads whose trainer no file names, and against the rule of a layout; it is refused where no layer has a window."""
+    key, causal, both_ways = "windows_from_anchor", VARIANTS["dflash"], ("top", "is_causal", False)
+
+    def rules(folder, *more):
+        found = read_draft_config(said(folder, *more))
+        return found.windows_from_anchor, found.windows_by_slot
+
+    folder = exported(tmp_path / "native", causal, "native")
+    assert rules(folder) == (False, False)
+    assert rules(folder, (place, key, True)) == (True, False)
+    assert rules(folder, (place, key, False)) == (False, False)
+    assert rules(folder, both_ways) == (False, True)
+    assert rules(folder, (place, key, True)) == (False, False)
+    folder = exported(tmp_path / "head", VARIANTS["dflash-anchored"], "speculators")
+    assert rules(folder, (place, key, False)) == (False, False)
+    folder = written(tmp_path / "none", "z-lab")
+    for value, expected in ((True, "nothing, because no layer has a window"), (1, "true or false")):
+        with pytest.raises(Refusal, match=f"{key}={value}: expected {expected}"):
+            read_draft_config(said(folder, (place, key, value)))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_use_swa_gives_all_layers_a_window(tmp_path, place):
+    """Whose size is that of dflash_config before that at the top."""
+    folder = said(written(tmp_path / "head", "z-lab"), (place, "use_swa", True), ("top", "sliding_window", 7))
+    found = read_draft_config(folder)
+    assert (found.layers.windows, found.causal, found.windows_by_slot) == ((7, 7), (False, False), True)
+    assert read_draft_config(said(folder, (place, "swa_window_size", 6))).layers.windows == (6, 6)
+    with pytest.raises(Refusal, match=r"windows_by_slot=True: expected False, unless layers .* of at least 5"):
+        read_draft_config(said(folder, (place, "swa_window_size", 4)))
+
+
 def test_causal_names_that_differ_are_refused(tmp_path):
     folder = written(tmp_path / "head", "z-lab")
     with pytest.raises(Refusal, match=r"dflash_config\.causal_head=True and is_causal=False contradict each other"):
@@ -132,7 +166,7 @@ def test_settings_that_are_not_supported_are_refused(tmp_path, name, place):
         "shift_label": (not HEADS[name][1].anchor_first, "because the anchor's slot "),
     }
     if name != "speculators":
-        cases["use_swa"] = True, "false, because no layer has a window; else say which in layer_types"
+        cases["use_swa"] = True, "false, because no layer has a window; else say how many tokens in sliding_window"
     else:
         cases["swa_window_size"] = 8, "9, the sliding_window of the layers"
     for key, (value, expected) in cases.items():

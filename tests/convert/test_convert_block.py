@@ -27,6 +27,7 @@ BLOCKS = {
     if isinstance(config, BlockConfig)
     and config.quantization is None  # layouts have no scales
     and not config.windows_from_anchor  # which depends on the layout, below
+    and not config.windows_by_slot  # which neither can state
     and config.domino is None  # which is read alone
     and config.lilicorr is None  # likewise
 }
@@ -83,6 +84,9 @@ def test_a_window_is_counted_from_the_anchor_where_speculators_trained_the_head(
         assert load_draft(exported(tmp_path / layout, "dflash", layout)[2])[0].windows_from_anchor is not other
         with pytest.raises(ValueError, match=f"windows_from_anchor={other}: expected {not other} in"):
             exported(tmp_path / "other", "dflash", layout, {"windows_from_anchor": other})
+        both_ways = dataclasses.replace(BLOCKS["dflash2"], windows_by_slot=not other)
+        with pytest.raises(ValueError, match=f"windows_by_slot={not other}: expected {other} in"):
+            export_draft(tmp_path / "other", both_ways, {}, target_name="the/target", layout=layout)
 
 
 def test_settings_in_a_nested_object_are_read(tmp_path):
@@ -144,7 +148,7 @@ def test_contradictions_are_refused(tmp_path, name, keys, message):
 @pytest.mark.parametrize("layout", ["native", "speculators"])
 def test_windows_of_a_dflash2_head_are_stated(tmp_path, layout):
     layers = dataclasses.replace(BLOCKS["dflash2"].layers, windows=(9, 9))
-    head = dataclasses.replace(BLOCKS["dflash2"], layers=layers)
+    head = dataclasses.replace(BLOCKS["dflash2"], layers=layers, windows_by_slot=layout == "native")
     params = {name: np.asarray(array) for name, array in flat_params(random_head(head)).items()}
     export_draft(tmp_path / "head", head, params, target_name="the/target", dtype="float32", layout=layout)
     assert load_draft(tmp_path / "head")[0] == head

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import tiny_heads as heads
+from golden_blocks import checkpoint
 from head_cases import ALL, same, write
 from safetensors.numpy import load_file
 
@@ -36,6 +37,18 @@ def test_export_round_trip(tmp_path, file, case):
     assert verifier_of(tmp_path / "out") == ("the/target" if isinstance(config, Eagle3Config) else None)
     export_draft(tmp_path / "half", config, params, target_name="the/target")
     same(load_draft(tmp_path / "half")[1], load_draft(tmp_path / "out", "bfloat16")[1])
+
+
+@pytest.mark.parametrize("case", ["llama", "llama-two-layers", "qwen3"])
+def test_export_in_the_layout_of_nemo_automodel(tmp_path, case):
+    config, params = load_draft(checkpoint(tmp_path / "src", f"nemo_automodel/{case}"))
+    export_draft(tmp_path / "out", config, params, target_name="the/target", dtype="float32")
+    again, back = load_draft(tmp_path / "out")
+    assert again == config
+    assert config.norms
+    same(back, params)
+    names = set(load_file(tmp_path / "src" / "model.safetensors"))
+    assert set(load_file(tmp_path / "out" / "model.safetensors")) == names
 
 
 def test_draft_ids_of_rows_in_any_order(tmp_path):

@@ -68,7 +68,7 @@ def test_bias_that_config_does_not_mention_is_decided_by_the_tensor(tmp_path):
         ({"eagle_config": {"use_last_layernorm": False}}, {}, ("use_last_layernorm=False", "'norm.weight' is there")),
         ({}, {"norm__weight": None}, ("'norm.weight' is missing",)),
         ({"bias": False}, {"fc__bias": np.zeros(64, np.float32)}, ("bias=False", "'fc.bias' is there")),
-        ({"architectures": ["LlamaEagleDraftModel"]}, {}, ("NeMo Automodel", "norms around their layer")),
+        ({"architectures": ["LlamaEagleDraftModel"]}, {}, ("architectures", "a draft head that jspec knows")),
         ({"num_hidden_layers": 2}, {}, ("num_hidden_layers=2", "1, as many layers as the files hold")),
         ({"layer_types": ["sliding_attention"]}, {}, ("layer_types", "a sliding_window")),
         ({"eagle_config": {"parallel_draft_step": 4}}, {}, ("parallel_draft_step=4",)),

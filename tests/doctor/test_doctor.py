@@ -12,7 +12,7 @@ import pytest
 import tiny_heads
 from causal_heads import causal_drafts
 from engines import TARGET, V, plain_greedy, ragged_prompts, target
-from heads import HEADS, VARIANTS, random_head, trained_head
+from heads import BLOCK, HEADS, VARIANTS, random_head, trained_head
 from resaved import set_keys
 from tiny import tiny_checkpoint, tiny_tokenizer
 
@@ -22,9 +22,10 @@ from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.cli import main
 from jspec.commands.demo import FAMILY
 from jspec.doctor import Trial, diagnose, read_prompts
+from jspec.doctor.checks import windows
 from jspec.doctor.diagnosis import verdict
 from jspec.doctor.trials import Text, Trials
-from jspec.doctor.variants import try_variants
+from jspec.doctor.variants import layouts, try_variants
 from jspec.models import flat_params
 from jspec.outputs import Stats
 from jspec.text.prompts import token_ids
@@ -253,6 +254,46 @@ def test_a_block_drafter_of_the_other_layout_is_named(name):
     kind, said = found(flipped)
     assert kind == "wrong_setting"
     assert f"sample_from_anchor {str(right.anchor_first).lower()}" in said
+
+
+@pytest.mark.parametrize("anchored", [True, False])
+def test_where_windows_begin_is_measured(anchored):
+    """Of a head that was trained with either rule, in texts that are longer than its windows."""
+    change: Any = {
+        "layers": dataclasses.replace(BLOCK, windows=(3, 3)),
+        "causal": (True, True),
+        "windows_from_anchor": anchored,
+    }
+    right: Any = dataclasses.replace(HEADS["dflash"], **change)
+    flipped = dataclasses.replace(right, windows_from_anchor=not anchored)
+    prompts = ragged_prompts()
+    written = zip(prompts, plain_greedy(target(), prompts), strict=True)
+    texts, params = (
+        [Text((*prompt, *tokens), len(prompt)) for prompt, tokens in written],
+        flat_params(trained_head(right)),
+    )
+    trials = try_variants(target(), flipped, params, texts, 3, "float32", HeadOptions())
+    assert [trial.label for trial in trials][-1] == f"windows_from_anchor {str(anchored).lower()}"
+    kind, said = verdict(trials[0].stats, trials)
+    assert kind == "wrong_setting"
+    assert (
+        f"counted from {'the anchor' if anchored else 'each slot'}, windows_from_anchor {str(anchored).lower()}" in said
+    )
+    assert [head for *_, head in layouts(flipped, 4)][-1] == right
+    assert len(list(layouts(flipped, 3))) == 2  # the rules are the same in texts of 3 tokens
+    [(long, detail), (short, more)] = [
+        (check.status, check.detail) for some in (texts, [Text((1, 2, 3), 1)]) for check in windows(flipped, some)
+    ]
+    assert (long, short) == ("ok", "note")
+    assert more.startswith(f"{detail}; no text has more than 3 tokens")
+
+
+def test_windows_of_both_kinds_of_layers_are_tried_both_ways():
+    head: Any = dataclasses.replace(HEADS["dflash"], layers=dataclasses.replace(BLOCK, windows=(9, 9)))
+    tried = [(key, other.windows_from_anchor, other.windows_by_slot) for key, _, other in list(layouts(head, 40))[2:]]
+    assert tried == [("windows_from_anchor true", True, False), ("windows_from_anchor false", False, True)]
+    narrow = dataclasses.replace(head, layers=dataclasses.replace(BLOCK, windows=(4, 9)))
+    assert [key for key, *_ in layouts(narrow, 40)][2:] == ["windows_from_anchor true"]
 
 
 def test_the_family_head_in_a_native_layout_is_the_same(tmp_path):

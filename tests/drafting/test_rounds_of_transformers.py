@@ -96,16 +96,18 @@ def test_multi_token_prediction_beside_recurrent_states(tmp_path, case, more):
     assert_equal(rounds_of(tmp_path, "mtp", 1), wanted, least=15, near=NEARLY)
 
 
-def dflash_of_transformers(folder: Path) -> Rounds:
+def dflash_of_transformers(folder: Path, window: int | None) -> Rounds:
     """The rounds of a DFlash head, and folders ``target`` and ``head`` of both models. The only class of such heads that
-    transformers has is Muse Glimmer's, which has other names than z-lab's, and the same equations."""
+    transformers has is Muse Glimmer's, which has other names than z-lab's, and the same equations. In a window of W tokens
+    there is one more, because each slot sees W before its own (findings/transformers-dflash-window.sh)."""
     settings = {**SIZES, **CASES["qwen3"][1], "num_hidden_layers": 8}
     target = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**settings))
     sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     config = transformers.MuseGlimmerAssistantConfig(
         **{name: SIZES[name] for name in sizes},
         num_hidden_layers=2,
-        layer_types=["full_attention"] * 2,
+        layer_types=["full_attention" if window is None else "sliding_attention"] * 2,
+        sliding_window=window or 2048,
         block_size=5,
         mask_token_id=96,
         target_layer_ids=[1, 3, 6],
@@ -123,21 +125,24 @@ def dflash_of_transformers(folder: Path) -> Rounds:
         models[name] = type(model).from_pretrained(folder / name, attn_implementation="eager")
     how = {"assistant_model": models["head"], "speculation_type": "dflash"}
     rounds = by_transformers(models["target"], "DFlashTokenCandidateGenerator", PROMPT, MOST, **how)
+    windows = {} if window is None else {"use_swa": True, "swa_window_size": window + 1}
     resave(
         folder / "head",
         lambda name: name.replace("encoder.fc.", "fc.").replace("encoder.output_norm_enc.", "hidden_norm."),
         architectures=["DFlashDraftModel"],
         model_type="qwen3",
         vocab_size=SIZES["vocab_size"],
-        dflash_config={"mask_token_id": config.mask_token_id, "target_layer_ids": config.target_layer_ids},
+        dflash_config={"mask_token_id": config.mask_token_id, "target_layer_ids": config.target_layer_ids, **windows},
+        layer_types=...,
         mask_token_id=...,
         target_layer_ids=...,
     )
     return rounds
 
 
-def test_dflash(tmp_path):
-    wanted = dflash_of_transformers(tmp_path)
+@pytest.mark.parametrize("window", [None, 8])
+def test_dflash(tmp_path, window):
+    wanted = dflash_of_transformers(tmp_path, window)
     assert_equal(rounds_of(tmp_path / "target", tmp_path / "head", 4), wanted, least=15)
 
 

@@ -1,4 +1,4 @@
-"""Writes ``model_optimizer.npz``: Domino, DSpark and LiLiCorr heads of NVIDIA Model Optimizer, and what it computes.
+"""Writes ``model_optimizer.npz``: Domino, DSpark, LiLiCorr and DFlash heads of NVIDIA Model Optimizer, and what it computes.
 
     PYTHONPATH=FOLDER python tests/golden/model_optimizer_heads.py tests/golden/model_optimizer.npz
 
@@ -38,11 +38,15 @@ CASES = {
     "dspark-rnn": {**DSPARK, "markov_head_type": "rnn"},
     "lilicorr": LILICORR,
     "lilicorr-convolved": {**LILICORR, **WIDER, "conv_kernel_size": 2, "conv_group_size": 4},
+    "windows": {},
+    "windows-causal": {},
 }
+WINDOW = {"dflash_swa_window_size": 6}
+MORE = {"windows": WINDOW, "windows-causal": {**WINDOW, "dflash_draft_attention": "causal"}}
 WEIGHTS = {"dflash_lilicorr_w_ce": 0.25, "dflash_lilicorr_w_margin": 0.0, "dflash_lilicorr_w_pen": 0.25}
 
 
-def converted(architecture: dict):
+def converted(architecture: dict, more: dict):
     """A random target with a random head of the tool's, every parameter of which counts."""
     # transformers 5.24 takes no device here.
     modeling_dflash._ROTARY_CLS = lambda config, device=None: Qwen3RotaryEmbedding(config)
@@ -52,7 +56,8 @@ def converted(architecture: dict):
         "dflash_mask_token_id": MASK,
         "dflash_use_torch_compile": False,
         "dflash_architecture_config": {"num_hidden_layers": 2, **SIZES, **architecture},
-        **(WEIGHTS if architecture["projector_type"] == "lilicorr" else {}),
+        **(WEIGHTS if architecture.get("projector_type") == "lilicorr" else {}),
+        **more,
     }
     model = speculative.convert(LlamaForCausalLM(LlamaConfig(**target)).float(), [("dflash", config)]).eval()
     generator = torch.Generator().manual_seed(5)
@@ -72,11 +77,12 @@ def computed(model, tokens) -> dict[str, torch.Tensor]:
     N, S = len(STARTS), tokens.shape[1]
     streams = model._base_model(input_ids=tokens, output_hidden_states=True).hidden_states
     features = torch.cat([streams[k + 1] for k in model.target_layer_ids], dim=-1)
+    window = model.dflash_swa_window_size
     hidden = model.dflash_module(
         noise_embedding=model._build_noise_embedding(tokens, starts, keep, N),
         target_hidden=features,
         position_ids=model._build_position_ids(S, starts, tokens.device),
-        attention_mask=model._build_draft_attention_mask(S, starts, keep, N, torch.float32, tokens.device),
+        attention_mask=model._build_draft_attention_mask(S, starts, keep, N, torch.float32, tokens.device, window),
     )
     logits = model._base_model_lm_head(hidden)
     found = {f"S_{k + 1}": streams[k + 1][0] for k in model.target_layer_ids}
@@ -93,6 +99,8 @@ def computed(model, tokens) -> dict[str, torch.Tensor]:
         found["logits"] = found["base_logits"] + added[0]
         if module.use_confidence_head:
             found["confidence"] = module.compute_confidence_logits(before, hidden.reshape(1, N, BLOCK, D))[0]
+        return found
+    if not hasattr(module, "lilicorr"):
         return found
     drafting = logits.reshape(1, N, BLOCK, V)[:, :, 1:]
     values, candidates = torch.topk(drafting, module.lilicorr.candidate_topk)
@@ -113,7 +121,7 @@ def main(path: Path):
     arrays: dict[str, np.ndarray] = {}
     for case, architecture in CASES.items():
         torch.manual_seed(0)
-        model = converted(architecture)
+        model = converted(architecture, MORE.get(case, {}))
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             model.get_exporter().export(folder)
             found = {f"w.{name}": array for name, array in load_file(Path(folder) / "model.safetensors").items()}

@@ -298,7 +298,9 @@ def _seen(config, layer: int, positions, anchor, S: int):
     if window is None:
         return seen
     last = jnp.max(jnp.where(positions[:, S:] < max_position, positions[:, S:], -1), axis=1)[:, None, None]
-    return seen & (~of_context | (key > last - window - query.shape[1]))
+    n = query.shape[1]
+    newer = jnp.arange(n)[None, :, None] + 1 if config.windows_by_slot else 0
+    return seen & (~of_context | (key > last - window - n + newer))
 
 
 def _pard(config, model, text, length, K: int) -> Drafts:

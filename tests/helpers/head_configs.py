@@ -17,6 +17,7 @@ LILICORR = LiLiCorrConfig(6, num_layers=2, num_heads=2, inner_size=9, factor_siz
 HEADS = [
     EagleConfig(ONE_LAYER),
     EagleConfig(TWO_LAYERS, fuse_bias=True, own_embedding=True),
+    EagleConfig(TWO_LAYERS, own_embedding=True, norms=True),
     EAGLE3,
     Eagle3Config(TWO_LAYERS, V, 24, 2, (0, 3), norm_before_fuse=True, own_embedding=True, mask_token_id=3),
     Eagle3Config(ONE_LAYER, V, D, 3, (0, 1, 2), norm_each_aux=True, own_head=False),

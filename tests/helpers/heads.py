@@ -80,7 +80,7 @@ HEADS: dict[str, HeadConfig] = {
 }
 SHORT = 27  # number of positions of a draft head that has fewer than its target
 VARIANTS: dict[str, HeadConfig] = HEADS | {
-    "eagle-short": EagleConfig(dataclasses.replace(LAYER, max_position=SHORT), own_embedding=True),
+    "eagle-short": EagleConfig(dataclasses.replace(LAYER, max_position=SHORT), own_embedding=True, norms=True),
     "mtp-two": MTPConfig(LAYERS),
     "mtp-plain-output": MTPConfig(dataclasses.replace(LAYER, max_position=SHORT), norm_output=False, mask_first=True),
     "mtp-latents": MTPConfig(dataclasses.replace(LATENTS, num_layers=1, windows=())),
@@ -101,6 +101,9 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "pard-short": PardConfig(dataclasses.replace(DRAFT, max_position=SHORT), MASK),
     "mlp-tied": MLPConfig(V, D, 12, 3, tied=True, scale_input=True),
     "jetspec": BlockConfig(BLOCK, V, D, (1, 2), 9, MASK, False, (True, True)),
+    "dflash-by-slot": BlockConfig(
+        dataclasses.replace(BLOCK, windows=(6, None)), V, D, (1, 2), 5, MASK, False, (False, True), windows_by_slot=True
+    ),
     "dflash-wide": BlockConfig(BLOCK, V, D, (1, 2), 10, MASK, False, (False, False)),
     "dflash-short": BlockConfig(
         dataclasses.replace(BLOCK, max_position=SHORT), V, D, (1, 3), 8, MASK, True, (False, False), own_embedding=True

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from golden_blocks import checkpoint, golden
 from mtp_checkpoints import with_layers
+from resaved import resave
+from safetensors.numpy import load_file, save_file
 from tiny_heads import (
     NO_EMBEDDING,
     deepspec_eagle3,
@@ -28,6 +30,8 @@ SPECFORGE = "https://github.com/sgl-project/SpecForge/blob"
 SPECULATORS = "https://github.com/vllm-project/speculators/tree/c05b95b3"
 DEEPSPEC = "https://github.com/deepseek-ai/DeepSpec/tree/afdfa7c"
 MODEL_OPTIMIZER = "https://github.com/NVIDIA/Model-Optimizer/tree/5a4242fa"
+MODEL_OPTIMIZER_PULL = "https://github.com/NVIDIA/Model-Optimizer/pull"
+Z_LAB = "https://github.com/z-lab/dflash/blob"
 PARD_REPO = "https://github.com/AMD-AGI/PARD/tree/6f279bf"
 STATED_BY_FILE = "as the file says"
 
@@ -229,6 +233,27 @@ def _dflash(folder: Path, **keys):
     return checkpoint(folder, "dflash", dflash_config={**settings, **keys})
 
 
+def _dflash2(folder: Path, **more):
+    """With a window in each layer, as z-lab, incoai and SpecForge have it."""
+    config = json.loads(str(golden("dflash2")["config_json"]))
+    config |= {"is_causal": False, "layer_types": ["sliding_attention"] * 2, "sliding_window": 6}
+    config["dflash_config"] |= more
+    checkpoint(folder, "dflash", block_size=None, **config)
+    weights = {name.removeprefix("w."): array for name, array in golden("dflash2").items() if name.startswith("w.")}
+    save_file(load_file(folder / "model.safetensors") | weights, folder / "model.safetensors")
+
+
+def _muse(folder: Path):
+    keys = {"target_layer_ids": [1, 4, 6], "mask_token_id": 96, "dflash_config": ...}
+    resave(
+        checkpoint(folder, "dflash"),
+        lambda name: name.replace("fc.", "encoder.fc.").replace("hidden_norm.", "encoder.output_norm_enc."),
+        architectures=["MuseGlimmerAssistantModel"],
+        model_type="muse_glimmer_assistant",
+        **keys,
+    )
+
+
 def _mla(folder: Path):
     keys = {
         "architectures": ["Eagle3DeepseekV2ForCausalLM"],
@@ -257,6 +282,16 @@ RECOGNISED = [
         "yuhuili/EAGLE-LLaMA3-Instruct-8B, -70B",
         lambda folder: eagle(folder, bias=False, rope_theta=5e5),
         Page(EAGLE_REPO, "EAGLE", "Llama-3-8B, -70B", "128,256"),
+    ),
+    Recognised(
+        "EAGLE heads of NeMo Automodel",
+        lambda folder: checkpoint(folder, "nemo_automodel/llama"),
+        Page(
+            "https://github.com/NVIDIA-NeMo/Automodel/blob/4952259c/nemo_automodel/components/speculative/eagle/draft_llama_v12.py",
+            "EAGLE with norms",
+            "Llama, Phi-3, Qwen3, Qwen3-MoE",
+            "the target's",
+        ),
     ),
     Recognised(
         "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
@@ -324,6 +359,70 @@ RECOGNISED = [
         "z-lab/Qwen3-8B-DFlash-b16",
         lambda folder: checkpoint(folder, "dflash"),
         Page("https://github.com/z-lab/dflash/tree/44947fb", "DFlash", "Qwen3-8B", "151,936"),
+    ),
+    Recognised(
+        "z-lab/Qwen3.6-35B-A3B-DFlash",
+        lambda folder: checkpoint(
+            folder, "dflash", layer_types=["sliding_attention", "full_attention"], sliding_window=6
+        ),
+        Page("https://github.com/ikawrakow/ik_llama.cpp/pull/2021", "DFlash", "Qwen3.6-35B-A3B", STATED_BY_FILE),
+    ),
+    Recognised(
+        "SpecForge's DFlash2 heads for Qwen3.6-27B",
+        _dflash2,
+        Page(f"{SPECFORGE}/5943b2f6/configs/qwen3.6-27b-dflash2.json", "DFlash2", "Qwen3.6-27B", "248,320"),
+    ),
+    Recognised(
+        "incoai/Muse-Glimmer-30B-DFlash2",
+        lambda folder: _dflash2(folder, final_logit_softcapping=20.0, output_multiplier=0.196),
+        Page(f"{Z_LAB}/0a7587c0/tests/fixtures/dflash2-config.json", "DFlash2", "Muse-Glimmer-30B", "202,048"),
+    ),
+    Recognised(
+        "meta-models/Muse-Glimmer-30B-assistant",
+        _muse,
+        Page(f"{Z_LAB}/0a7587c0/tests/fixtures/assistant-config.json", "DFlash", "Muse-Glimmer-30B", "the target's"),
+    ),
+    Recognised(
+        "heads of Model Optimizer with windows",
+        lambda folder: checkpoint(folder, "model_optimizer/windows"),
+        Page(f"{MODEL_OPTIMIZER_PULL}/1960", "DFlash", "any", "the target's"),
+    ),
+    Recognised(
+        "SpecForge's Domino heads for Qwen3-8B",
+        lambda folder: checkpoint(folder, "model_optimizer/domino"),
+        Page(f"{SPECFORGE}/70e241ae/configs/qwen3-8b-domino.json", "Domino", "Qwen3-8B", "151,936"),
+    ),
+    Recognised(
+        "heads of Model Optimizer with LiLiCorr",
+        lambda folder: checkpoint(folder, "model_optimizer/lilicorr"),
+        Page(f"{MODEL_OPTIMIZER_PULL}/2342", "LiLiCorr", "any", "the target's"),
+    ),
+    Recognised(
+        "DSpark heads of Model Optimizer",
+        lambda folder: checkpoint(folder, "model_optimizer/dspark-gated"),
+        Page(
+            "https://github.com/NVIDIA/Model-Optimizer/blob/82657682/modelopt/torch/speculative/plugins/hf_dspark.py",
+            "DSpark",
+            "any",
+            "the target's",
+        ),
+    ),
+    Recognised(
+        "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16-DSpark",
+        lambda folder: checkpoint(
+            folder, "dspark", "vanilla", dflash_config={"causal": True, "attention_sink_bias": True}
+        ),
+        Page(f"{MODEL_OPTIMIZER_PULL}/2149", "DSpark", "Nemotron-3.5-Lightning-30B-A3B", STATED_BY_FILE),
+    ),
+    Recognised(
+        "XPress heads of the speculators package",
+        lambda folder: checkpoint(folder, "xpress/windows"),
+        Page(
+            "https://github.com/vllm-project/speculators/tree/3324c5f1/src/speculators/models/xpress",
+            "XPress",
+            "any",
+            STATED_BY_FILE,
+        ),
     ),
     Recognised(
         "XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash",

@@ -3,6 +3,7 @@
 The outputs of the originals are stored in golden/, and the README.md there says how they were made."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from jspec.models.cache_pools import init_pool
 from jspec.models.heads.block import BlockView
 from jspec.models.heads.sequential import Slots
 from jspec.models.kv_cache import PagedView
+from jspec.train.block_attention import Anchored
 
 PAGE, PAGES = 4, 8
 
@@ -106,7 +108,12 @@ def dflash2_checkpoint(folder: Path, **keys) -> Path:
     return folder
 
 
-WINDOWS = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6, "is_causal": False}
+SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6}
+WINDOWS = {
+    **SLIDING,
+    "is_causal": False,
+    "windows_from_anchor": True,
+}  # as the speculators package, which computed them
 
 
 @pytest.mark.parametrize(("end", "keys"), [("", {}), ("_windows", WINDOWS)])
@@ -130,6 +137,17 @@ def test_dflash2_agrees_with_its_original(tmp_path, end, keys):
         np.testing.assert_array_equal(previous[:, 0], original[f"greedy_tokens{end}"][:, i])
     if not end:
         assert_close(logits, original["draft_logits"])
+
+
+@pytest.mark.parametrize("case", ["dflash", "dflash-both-ways", "dflash2"])
+def test_windows_are_those_of_z_labs_package(tmp_path, case):
+    """Counted from each slot, in causal layers and others."""
+    keys = SLIDING if case == "dflash" else {**SLIDING, "is_causal": False}
+    write = dflash2_checkpoint if case == "dflash2" else functools.partial(checkpoint, file="dflash")
+    head = head_of(write(tmp_path / "head", **keys))
+    assert head.config.causal == (False, case == "dflash")
+    assert (head.config.windows_by_slot, head.config.windows_from_anchor) == (case != "dflash", False)
+    assert_close(rounds(head, "dflash")[0], golden("zlab_windows")[case])
 
 
 @pytest.mark.parametrize(("case", "passes"), [("windows", 6), ("anchor-first", 2)])
@@ -236,6 +254,28 @@ def test_dspark_of_model_optimizer_agrees_with_its_original(tmp_path, kind):
     assert (head.config.confidence == "markov") == (kind == "gated")
     if kind == "gated":
         assert_close(head.confidence_logits(original["block_hidden"], before), original["confidence"])
+
+
+@pytest.mark.parametrize("case", ["windows", "windows-causal"])
+def test_windows_of_model_optimizer_agree_with_their_original(tmp_path, case):
+    """Windows of all layers, each of which reaches back from its own slot; and the same in training."""
+    file, is_causal = f"model_optimizer/{case}", case != "windows"
+    head, original = head_of(checkpoint(tmp_path / "head", file)), golden(f"model_optimizer/{case}")
+    config = head.config
+    assert (config.layers.windows, config.causal) == ((6, 6), (is_causal,) * 2)
+    assert (config.windows_by_slot, config.windows_from_anchor) == (not is_causal, False)
+    hidden, _ = rounds(head, file)
+    assert_close(hidden, original["block_hidden"])
+    assert_close(head.draft_logits(hidden, Lender(file)), original["base_logits"])
+    n, anchors = config.block_size, jnp.asarray(original["starts"])[None]
+    blocks = jnp.full((1, 4, n), config.mask_token_id).at[:, :, 0].set(original["token_ids"][original["starts"]])
+    view = Anchored(anchors, n)
+    fill = jax.jit(lambda x, e: head(head.fuse(x), e, view.positions(24), (None,) * 2, view)[0])
+    trained = fill(features(file), head.embed(blocks.reshape(1, -1), Lender(file)))
+    assert_close(trained.reshape(4, n, -1), original["block_hidden"])
+    other = head_of(checkpoint(tmp_path / "other", file, windows_from_anchor=True))
+    assert (other.config.windows_by_slot, other.config.windows_from_anchor) == (False, is_causal)
+    assert np.abs(rounds(other, file)[0] - original["block_hidden"]).max() > 0.05
 
 
 @pytest.mark.parametrize("case", ["lilicorr", "lilicorr-convolved"])

@@ -3,12 +3,15 @@
 The outputs of the originals are stored in golden/, and the README.md there says how they were made.
 """
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import causal
-from golden_blocks import golden
+from golden_blocks import Lender, checkpoint, golden, head_of
 from tiny import tiny_checkpoint
 from tiny_heads import CASES, MASK
 
@@ -92,26 +95,62 @@ def test_a_causal_pass_agrees_with_the_original(tmp_path, target, file, case):
     assert_close(logits[0], expected["logits"])
 
 
-@pytest.mark.parametrize(("file", "case"), FED_BACK)
-def test_a_recycled_feature_agrees_with_the_original(tmp_path, target, file, case):
-    """Row j reads slots 0 .. j, and then, in slot j + 1, its own output and one more token."""
-    head, expected = load_case(tmp_path, file, case)
+def two_passes(head, target, tokens, features, following, then=None):
+    """Row j reads slots 0 .. j, and then, in slot j + 1, its own output and one more token.
+
+    Args:
+      tokens, features: int32 ``[1, T]`` and ``[1, T, E]``, that the slots read.
+      following: int32 ``[T, 1]``, the token that slot j + 1 reads.
+      then: the head that reads slot j + 1, if it is another one.
+
+    Returns:
+      the hidden state ``[T, D]`` of slot j + 1, and its logits.
+    """
+    then, T = then or head, tokens.shape[1]
     row = jnp.arange(T, dtype=jnp.int32)
     table, slots = 1 + row[:, None], jnp.broadcast_to(row[None], (T, T))
     pool = init_pool(head.cache_shape(), 1 + T, 2 * T, jnp.float32)
+    embedded, fused = head.embed(jnp.broadcast_to(tokens, (T, T)), target), head.fuse(features)
+    view = PagedView(table, slots, slots <= row[:, None])
+    hidden, cache = head(embedded, jnp.broadcast_to(fused, (T, *fused.shape[1:])), slots, pool, view)
+    own, after = head.recycle(hidden[row, row][:, None]), row[:, None] + 1
+    hidden, _ = then(head.embed(following, target), own, after, cache, PagedView(table, after, after > 0))
+    return hidden[:, 0], head.logits(hidden, target)[:, 0]
 
-    @jax.jit
-    def two_passes(tokens, features, following):
-        embedded, fused = head.embed(jnp.broadcast_to(tokens, (T, T)), target), head.fuse(features)
-        view = PagedView(table, slots, slots <= row[:, None])
-        hidden, cache = head(embedded, jnp.broadcast_to(fused, (T, *fused.shape[1:])), slots, pool, view)
-        own, after = head.recycle(hidden[row, row][:, None]), row[:, None] + 1
-        hidden, _ = head(head.embed(following, target), own, after, cache, PagedView(table, after, after > 0))
-        return hidden[:, 0], head.logits(hidden, target)[:, 0]
 
-    hidden, logits = two_passes(TOKENS[None, 1:], features_of(file, case)[None], expected["next-tokens"][:, None])
+@pytest.mark.parametrize(("file", "case"), FED_BACK)
+def test_a_recycled_feature_agrees_with_the_original(tmp_path, target, file, case):
+    head, expected = load_case(tmp_path, file, case)
+    passes = jax.jit(functools.partial(two_passes, head, target))
+    hidden, logits = passes(TOKENS[None, 1:], features_of(file, case)[None], expected["next-tokens"][:, None])
     assert_close(hidden, expected["next-hidden"])
     assert_close(logits, expected["next-logits"])
+
+
+def test_a_window_of_an_eagle3_layer_is_that_of_the_original_for_the_first_draft(tmp_path):
+    """For the second draft, training has one more of the oldest tokens: its window begins where the first draft's does."""
+    path, original = checkpoint(tmp_path / "head", "eagle3_windows"), golden("eagle3_windows")
+    head, (config, params) = head_of(path), load_draft(path)
+    window, _ = config.layers.windows
+    wider = build_head(
+        dataclasses.replace(config, layers=dataclasses.replace(config.layers, windows=(6, None))), params
+    )
+    assert config.layers.windows == (5, None)
+    text, features = original["token_ids"][None], original["features"][None]
+    slots = jnp.arange(features.shape[1], dtype=jnp.int32)[None]
+
+    @jax.jit
+    def first_pass(tokens, features):
+        hidden, _ = head(head.embed(tokens, None), head.fuse(features), slots, (None,) * 2, CausalView(slots))
+        return head.logits(hidden, None)
+
+    assert_close(first_pass(text[:, 1:], features)[0], original["logits"])
+    second_pass = jax.jit(lambda *read: [two_passes(head, None, *read, then)[1] for then in (head, wider)])
+    served, trained = second_pass(text[:, 1:], features, np.append(text[0, 2:], 0)[:, None])
+    assert_close(trained, original["next_logits"])
+    cut = window - 1  # the first slot of the first draft behind which the second one sees not all tokens
+    assert_close(served[:cut], original["next_logits"][:cut])
+    assert np.abs(served - original["next_logits"])[cut:].max(axis=-1).min() > 0.01
 
 
 @pytest.mark.parametrize(("file", "case"), [key for key in FED_BACK if f"{key[1]}/chain" in golden(key[0])])
@@ -136,6 +175,34 @@ def test_greedy_drafts_are_those_of_the_originals_loop(tmp_path, target, file, c
         drafts.append(likeliest(head, logits(hidden)))
         hidden, cache = next_pass(jnp.array([drafts[-1:]]), hidden, jnp.full((1, 1), slot, jnp.int32), cache)
     assert drafts == expected["chain"].tolist()
+
+
+@pytest.mark.parametrize("case", ["llama", "llama-two-layers", "qwen3"])
+def test_eagle_with_norms_agrees_with_its_original(tmp_path, case):
+    """Folders that NeMo Automodel wrote; each of three drafts reads the output of the one before, which is normed."""
+    file, (first, length) = f"nemo_automodel/{case}", (9, 3)
+    head, original, lender = head_of(checkpoint(tmp_path / "head", file)), golden(file), Lender(file)
+    c = head.config
+    assert (c.norms, c.fuse_bias, c.layers.num_layers, any(c.layers.windows)) == (
+        (True, True, 2, False) if "two" in case else (True, False, 1, False)
+    )
+    text = jnp.asarray(original["token_ids"])
+    tokens, positions = jnp.roll(text, -1).at[-1].set(0)[None], jnp.arange(len(text), dtype=jnp.int32)[None]
+
+    @jax.jit
+    def causal_pass(features):
+        embedded, cache = head.embed(tokens, lender), (None,) * len(head.cache_shape())
+        hidden, _ = head(embedded, head.fuse(features), positions, cache, CausalView(positions))
+        return hidden, head.logits(hidden, lender)
+
+    features = jnp.asarray(original["features"])[None]
+    hidden, logits = causal_pass(features)
+    assert_close(hidden[0], original["hidden"])
+    assert_close(logits[0], original["logits"])
+    for i in range(first, first + length):
+        features = features.at[:, i + 1].set(head.recycle(hidden)[:, i])
+        hidden, logits = causal_pass(features)
+    assert_close(logits[0, first + 1 : first + length + 1], original["chain"])
 
 
 @pytest.mark.parametrize("case", CASES["p_eagle"])

@@ -154,8 +154,9 @@ def test_partial_sums_reach_the_residual_stream():
     )  # sums in another order, rounded once more or less
 
 
-def test_hidden_states_of_a_draft_head_are_close():
-    config = EagleConfig(LAYERS).with_quantization("int8")
+@pytest.mark.parametrize("norms", [False, True])
+def test_hidden_states_of_a_draft_head_are_close(norms):
+    config = EagleConfig(LAYERS, norms=norms).with_quantization("int8")
     head, rng = random_head(config), np.random.default_rng(0)
     embedded, features = (jnp.asarray(rng.standard_normal((2, 9, 16)), jnp.float32) for _ in range(2))
     positions = jnp.broadcast_to(jnp.arange(9, dtype=jnp.int32)[None], (2, 9))

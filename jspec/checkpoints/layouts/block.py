@@ -37,6 +37,8 @@ from jspec.checkpoints.layouts.block_settings import (
     refuse_mask_embedding,
     require_supported,
     said_of_anchor,
+    window_rules,
+    with_windows_of_all,
 )
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import CheckpointFormat, architectures
@@ -69,7 +71,9 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
         raise settings.refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
     if not own and is_dflash2(fields, settings, tensors):
         own = read_sizes(settings, tensors, layers.hidden_size, None)
-    return build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
+    each, layers = causal(settings, layers.windows), with_windows_of_all(settings, layers)
+    own = {**own, **window_rules(settings, layers.windows, each)}
+    return build(settings, tensors, options, layers, aux_layers, anchor_first, each, own)
 
 
 def build(
@@ -230,6 +234,8 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         stated = every or config.causal == plain or bool(both_ways)
         require(stated, "causal", config.causal, f"True for each layer, or {plain}")
         require(not config.windows_from_anchor, "windows_from_anchor", True, "False in this layout")
+        theirs = any(window and not flag for flag, window in zip(config.causal, windows, strict=True))
+        require(config.windows_by_slot == theirs, "windows_by_slot", not theirs, f"{theirs} in this layout")
         require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
         dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}
         own = {DFLASH: dflash | size_fields(config) | (anchor if config.anchor_first else {})}

@@ -16,7 +16,13 @@ from jspec.checkpoints.layouts import block
 from jspec.checkpoints.layouts.aux_layers import listed_after
 from jspec.checkpoints.layouts.block_corrections import require_exportable
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, DEFAULT_CANDIDATES, KIND, is_dflash2, read_sizes, size_fields
-from jspec.checkpoints.layouts.block_settings import ANCHOR_KEYS, DFLASH, refuse_mask_embedding, said_of_anchor
+from jspec.checkpoints.layouts.block_settings import (
+    ANCHOR_KEYS,
+    DFLASH,
+    refuse_mask_embedding,
+    said_of_anchor,
+    window_rules,
+)
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.layouts.layers import read_layers
@@ -58,7 +64,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     causal = tuple(window is not None and not slides for window in layers.windows)
     aux_layers, first = listed_after(settings, IDS, shift=0, least=0), _anchor_first(settings, fields)
     own: dict[str, Any] = read_sizes(settings, tensors, layers.hidden_size, DEFAULT_CANDIDATES) if dflash2 else {}
-    own |= {"windows_from_anchor": any(causal), **_refiner(fields, tensors)}
+    own |= {**window_rules(settings, layers.windows, causal, from_anchor=True), **_refiner(fields, tensors)}
     return block.build(settings, tensors, options, layers, aux_layers, first, causal, own)
 
 
@@ -99,6 +105,7 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
     require_exportable(config)
     expected = f"{any(plain)} in the speculators format"
     require(config.windows_from_anchor == any(plain), "windows_from_anchor", config.windows_from_anchor, expected)
+    require(not config.windows_by_slot, "windows_by_slot", True, "False in the speculators format")
     kind = KIND if config.is_dflash2 else config.method
     classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator", XPRESS: "XPressSpeculator"}
     xpress = {RANK: config.refiner_rank, RATIO: config.refiner_ratio, PASSES: config.refine_passes}

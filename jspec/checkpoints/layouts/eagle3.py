@@ -27,7 +27,7 @@ from jspec.checkpoints.layouts.eagle3_settings import (
     norm_meaning,
 )
 from jspec.checkpoints.layouts.format import CheckpointFormat, architectures, refuse_gemma
-from jspec.checkpoints.layouts.layers import has_tensor, num_numbered_layers, read_layers
+from jspec.checkpoints.layouts.layers import has_tensor, num_numbered_layers, read_layers, without_layers_of_target
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.checkpoints.layouts.vocabulary import D2T, T2D, with_draft_ids, with_public_vocabulary
 from jspec.checkpoints.tensors.layout import Layout, reshaped
@@ -98,9 +98,7 @@ def _layers(fields: Fields, tensors: Iterable[str]) -> Fields:
     one layer, or several for P-EAGLE, without windows, so the tensors decide."""
     count = max(num_numbered_layers(tensors), 1)
     if NEMO in str(fields.raw.get("architectures")):
-        copied = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
-        own = {key: value for key, value in fields.raw.items() if key not in copied}
-        return dataclasses.replace(fields, raw={**own, "num_hidden_layers": count})
+        return without_layers_of_target(fields, count)
     if fields.integer("num_hidden_layers") > count:
         raise fields.refuse("num_hidden_layers", f"{count}, as many layers as the files hold tensors of")
     return fields

@@ -37,10 +37,6 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = 
         lambda fields, _: "eagle4" in re.sub("[-_]", "", str([fields.raw.get(key) for key in _NAMES]).lower()),
     ),
     ("DFlash2Beam heads", lambda fields, _: "dflash2beam" in architectures(fields)),
-    (
-        "EAGLE heads of NeMo Automodel, which have norms around their layer,",
-        lambda fields, _: "llamaeagledraftmodel" in architectures(fields),
-    ),
     ("Hydra heads", lambda fields, names: "hydra_num_heads" in fields.raw or any("hydra" in name for name in names)),
     ("PARD-2 models", lambda fields, names: any(key.startswith("pard2") for key in fields.raw)),
 )

@@ -28,6 +28,12 @@ _NUMBERED = re.compile(r"layers\.(\d{1,4})\.")
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
+def without_layers_of_target(fields: Fields, count: int) -> Fields:
+    """config.json with ``count`` layers and no windows, for heads whose tool copies the target's, which are others there."""
+    own = {key: value for key, value in fields.raw.items() if key not in _WINDOWS}
+    return dataclasses.replace(fields, raw={**own, "num_hidden_layers": count})
+
+
 def has_tensor(fields: Fields | Settings, key: str, tensor: str, tensors: Iterable[str]) -> bool:
     """Whether ``tensor`` is among ``tensors``, after a check that config.json does not say otherwise.
 

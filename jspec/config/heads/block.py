@@ -29,8 +29,8 @@ class BlockConfig(AuxiliaryConfig):
 
     Attributes:
       layers: the decoder layers. The vocabulary is the target's, V. A layer with a window W sees the W newest tokens of the
-        context before the anchor and the whole block; if it is causal, the W newest slots up to its own, unless
-        ``windows_from_anchor``.
+        context before the anchor and the whole block, unless ``windows_by_slot``; if it is causal, the W newest slots up to
+        its own, unless ``windows_from_anchor``.
       draft_vocab_size: Vd, how many tokens the output head has logits for.
       target_hidden_size: Dt, width of the target's residual stream.
       aux_layers: which auxiliary hidden states the context joins: k is the residual stream after k layers of the target.
@@ -58,6 +58,8 @@ class BlockConfig(AuxiliaryConfig):
         inner size of its MLP in Rx, and how often it corrects the drafts of a block. 0 in other heads.
       windows_from_anchor: whether each slot of a causal layer with a window W sees the W newest tokens of the context before
         the anchor, and the block up to its own slot, as heads of the ``speculators`` package do.
+      windows_by_slot: whether each slot of a layer with a window W that is not causal sees those of the W newest slots up to
+        its own that are of the context, and the whole block, as heads of z-lab and of Model Optimizer do.
 
     Example::
 
@@ -101,6 +103,7 @@ class BlockConfig(AuxiliaryConfig):
     refiner_ratio: int = 0
     refine_passes: int = 0
     windows_from_anchor: bool = False
+    windows_by_slot: bool = False
 
     def __post_init__(self):
         V, mask = self.layers.vocab_size, self.mask_token_id
@@ -113,9 +116,18 @@ class BlockConfig(AuxiliaryConfig):
         each = len(self.causal) == layers and all(isinstance(flag, bool) for flag in self.causal)
         require(each, "causal", self.causal, f"True or False for each of {layers} layers")
         require(self.markov in (None, *MARKOVS), "markov", self.markov, f"None or one of {', '.join(MARKOVS)}")
-        pairs = zip(self.causal, self.layers.windows, strict=True)
-        some = isinstance(from_anchor := self.windows_from_anchor, bool) and (not from_anchor or any(map(all, pairs)))
-        require(some, "windows_from_anchor", from_anchor, "False, because no causal layer has a window")
+        pairs = [pair for pair in zip(self.causal, self.layers.windows, strict=True) if pair[1]]
+        narrowest, B = min((W for flag, W in pairs if not flag), default=0), self.block_size
+        for name, may, expected in (
+            ("windows_from_anchor", any(flag for flag, _ in pairs), "False, because no causal layer has a window"),
+            (
+                "windows_by_slot",
+                narrowest >= B,
+                f"False, unless layers that are not causal have windows of at least {B}",
+            ),
+        ):
+            value = getattr(self, name)
+            require(isinstance(value, bool) and (may or not value), name, value, expected)
         rank = self.markov_rank
         fits = is_int(rank) and (0 < rank < 2**31 if self.markov is not None else rank == 0)
         require(fits, "markov_rank", rank, "an integer of at least 1 with a Markov head, 0 without")

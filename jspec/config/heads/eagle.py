@@ -5,7 +5,7 @@ import dataclasses
 from jspec.config import ModelConfig, require_part
 from jspec.config.decoder_params import decoder_layers
 from jspec.config.heads.base import EMBEDDING, TWICE_EMBED, LayeredConfig
-from jspec.config.param_specs import EMBED, VOCAB, Parameter, indices, linear, matrix
+from jspec.config.param_specs import EMBED, VOCAB, Parameter, indices, linear, matrix, vector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,8 @@ class EagleConfig(LayeredConfig):
       own_embedding: whether the checkpoint has a token embedding. If not, the target's embedding serves.
       draft_vocab_size: Vd, the number of rows of the target's output head that the draft head has. None if it uses the
         target's output head, for all tokens.
+      norms: whether the first layer norms what its attention reads, and the output of the last layer is normed, as NeMo
+        Automodel trains them. What the output head reads and the next slot is fed is the normed output.
 
     Example::
 
@@ -33,6 +35,7 @@ class EagleConfig(LayeredConfig):
     fuse_bias: bool = False
     own_embedding: bool = False
     draft_vocab_size: int | None = None
+    norms: bool = False
 
     method = "eagle"
     max_drafts = None
@@ -50,7 +53,8 @@ class EagleConfig(LayeredConfig):
             *linear(
                 "fuse_in", {"fc": EMBED}, TWICE_EMBED, bias=self.fuse_bias, quantization=c.quantization_of("fuse_in")
             ),
-            *decoder_layers(c, indices(0, 1), attention_norms={}),  # the first layer has no norm before attention
+            *decoder_layers(c, indices(0, 1), attention_norms=None if self.norms else {}),
             *decoder_layers(c, indices(1, c.num_layers)),
+            *((vector("norm.weight", "norm.weight", EMBED),) if self.norms else ()),
             *self.reduced_head,
         )

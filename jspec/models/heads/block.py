@@ -51,7 +51,7 @@ class BlockView(PagedView):
     Attributes:
       block: n, how many of the call's tokens are the block; they are the last.
       causal: whether a slot of the block sees none of the slots behind it. If not, it sees all valid ones.
-      from_anchor: whether a window counts tokens before the anchor in a causal block, too.
+      from_anchor: whether a window counts tokens before the anchor, and not slots up to the own.
     """
 
     block: int = dataclasses.field(default=1, metadata={"static": True})
@@ -61,8 +61,8 @@ class BlockView(PagedView):
     def extend(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int, spec: AttentionSpec):
         """As ``View.extend``, with the attention of the block alone, ``[B, n, N, H]``.
 
-        With a window W, a slot of a block that is not causal, or whose windows are counted from the anchor, sees W tokens
-        of the context."""
+        With a window W, a slot sees W tokens of the context if windows are counted from the anchor, else those of the W
+        newest slots up to its own that are of the context."""
         n, W = self.block, spec.window
         q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
         last, valid = self.positions[:, -n:], self.valid[:, -n:]
@@ -71,13 +71,14 @@ class BlockView(PagedView):
             queries = PagedQueries(self.table, last[:, slots], valid[:, slots])
             return paged_attention(q[:, -n:][:, slots], kv.k, kv.v, queries, dataclasses.replace(spec, window=window))
 
-        if W is not None and self.causal and self.from_anchor:
-            # Each slot sees one more than the slot before it, and so has a window, and a pass, of its own.
-            return jnp.concatenate([attended(slice(i, i + 1), W + i + 1) for i in range(n)], axis=1), kv
         if not self.causal:
             newest = jnp.max(jnp.where(valid, last, -1), axis=1, keepdims=True)
-            last, W = jnp.broadcast_to(newest, last.shape), None if W is None else W + n
-        return attended(slice(None), W), kv
+            last = jnp.broadcast_to(newest, last.shape)
+        if W is None or self.causal != self.from_anchor:
+            return attended(slice(None), W if W is None or self.causal else W + n), kv
+        # Each slot sees as far as no other from where its keys end, and so has a window, and a pass, of its own.
+        widths = range(W + 1, W + n + 1) if self.causal else range(W + n - 1, W - 1, -1)
+        return jnp.concatenate([attended(slice(i, i + 1), width) for i, width in enumerate(widths)], axis=1), kv
 
 
 class MarkovHead(nnx.Module):
@@ -209,7 +210,8 @@ class BlockHead(LayeredHead):
         x, normed, written = embedded, self.layers[0].attention_norm(embedded), []
         norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
         for layer, after, causal, kv in zip(self.layers, norms, self.config.causal, cache, strict=True):
-            seen = dataclasses.replace(view, causal=causal, from_anchor=self.config.windows_from_anchor)
+            anchored = self.config.windows_from_anchor if causal else not self.config.windows_by_slot
+            seen = dataclasses.replace(view, causal=causal, from_anchor=anchored)
             x, normed, kv = layer(x, jnp.concatenate([context, normed], axis=1), positions, kv, seen, after)
             written.append(kv)
         return normed, tuple(written)

@@ -21,7 +21,7 @@ from jspec.config.heads import EagleConfig
 from jspec.models.cache_pools import LayerShape, cache_shape
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import placeholder_ids, rows_of_target, with_draft_tokens
-from jspec.models.layers import linear_maps, looked_up
+from jspec.models.layers import Norm, linear_maps, looked_up
 from jspec.models.w8a8 import with_quantized_inputs
 
 
@@ -57,6 +57,7 @@ class EagleHead(LayeredHead):
 
     Attributes:
       head: a part of the target's output head, ``[Vd, D]``. None if the target's own is used.
+      norm: the norm of the output; None without ``config.norms``.
       draft_ids: its tokens, as in ``jspec.models.heads.draft_vocabulary``. None without ``head``.
     """
 
@@ -66,7 +67,9 @@ class EagleHead(LayeredHead):
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
         linear = linear_maps(c, "", dtype=dtype, rngs=rngs)
         self.fuse_in = linear("fuse_in", 2 * c.hidden_size, c.hidden_size, bias=config.fuse_bias)
-        self.layers = nnx.List([Layer(c, i, norm=i > 0, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
+        layers = range(c.num_layers)
+        self.layers: Any = nnx.List([Layer(c, i, norm=i > 0 or config.norms, dtype=dtype, rngs=rngs) for i in layers])
+        self.norm = Norm(c.hidden_size, c.rms_norm_eps, dtype=dtype) if config.norms else None
         self.head = linear("head", c.hidden_size, config.dimensions["Vd"]) if config.reduced else None
         self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
@@ -74,7 +77,10 @@ class EagleHead(LayeredHead):
     def __call__(self, embedded, features, positions, cache, view):
         """Read T slots of each row: see ``jspec.models.protocols.DraftHead``."""
         x = self.fuse_in(jnp.concatenate([embedded, features], axis=-1))  # the embedding comes first
-        return run_layers(self.layers, x, x, positions, cache, view)
+        if self.norm is None:
+            return run_layers(self.layers, x, x, positions, cache, view)
+        x, cache = run_layers(self.layers, x, self.layers[0].attention_norm(x), positions, cache, view)
+        return self.norm(x), cache
 
     def logits(self, hidden, target):
         """``[..., D] -> [..., Vd]``. The target's output head, or a part of it, is applied without a norm before it."""
