@@ -183,7 +183,7 @@ class Bench:
             hit = experts_hit(target, *_next_pass(state, what.K, target.config.vocab_size))
         else:
             hit = experts_hit_evenly(self.pair.target, what.batch * (what.K + 1))
-        width = what.budget / what.batch if what.budget else what.K + 1
+        width = what.budget / what.batch if what.budget else what.width
         least = floor([target_pass(target, what.batch, width, length, hit)], self.bandwidth)
         least /= 1 if self.shards is None else self.shards.count  # every device reads and multiplies its own part
         if what.K:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from benchmarks.rounds.experts_hit import all_rows
 from benchmarks.rounds.synthetic import rule_of
-from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.config import EngineConfig, ModelConfig, Speculation, TreeShape
 from jspec.drafting.methods import drafter_for
 from jspec.drafting.recurrent import DraftRows
 from jspec.engine.runner.compile import decode_options
@@ -53,6 +53,7 @@ class Decoding:
       kv_cache: how the target rounds keys and values that it caches, ``fp8`` or ``fp8_per_token_head``; None for not at
         all.
       activations: whether the target rounds the inputs of its maps to the type of its weights, ``int8`` or ``fp8``.
+      tree: of the drafts, K deep; then nothing is accepted but by the target.
     """
 
     method: str | None
@@ -70,6 +71,7 @@ class Decoding:
     draft_in_shards: bool = False
     kv_cache: str | None = None
     activations: bool = False
+    tree: TreeShape | None = None
 
     def __str__(self) -> str:
         weights = f"{self.quantization} weights, " if self.quantization else ""
@@ -83,6 +85,9 @@ class Decoding:
         drafts = f"{self.draft_quantization} drafter, {drafts}" if self.draft_quantization else drafts
         drafts = f"drafts in shards, {drafts}" if self.draft_in_shards else drafts
         drafts = f"{self.draft_vocabulary:,} draft tokens, {drafts}" if self.draft_vocabulary else drafts
+        if self.tree is not None:
+            shape = self.tree
+            return f"{self.method}, tree of {shape.nodes} nodes, depth {shape.depth}, branch {shape.branch}, {where}"
         rates = " / ".join(f"{rate:g}" for rate in self.kinds)
         return f"{self.method}, K = {self.K}, {drafts}{where}; synthetic acceptance {rates}"
 
@@ -94,16 +99,26 @@ class Decoding:
     @property
     def rounds(self) -> int:
         """Rounds until ``new`` tokens are expected."""
+        if self.tree is not None:
+            return self.new // 4  # so many tokens a round are not more than trees give
         return max(1, round(self.new / max(sum(rate**i for i in range(self.K + 1)) for rate in self.kinds)))
+
+    @property
+    def width(self) -> int:
+        """Query tokens of a row in a round."""
+        return self.K + 1 if self.tree is None else self.tree.nodes
 
     @property
     def capacity(self) -> int:
         """S, the cache slots of a row. A row whose drafts are accepted more often than most still has room: over many
         rounds none gets that many more tokens."""
-        return _whole_pages(self.start + self.new + max(self.new // 2, 5 * (self.K + 1)))
+        beyond = 0 if self.tree is None else self.tree.nodes
+        return _whole_pages(self.start + self.new + max(self.new // 2, 5 * (self.K + 1)) + beyond)
 
     @property
     def speculation(self) -> Speculation:
+        if self.tree is not None:
+            return Speculation(tree=self.tree)
         return Speculation(
             max(self.K, 1),
             self.verify,
@@ -169,7 +184,7 @@ def decoding_program(
       exchange: makes what the sums over GPUs are made by; None leaves them to XLA.
     """
     make, spread = drafter_for(draft, target.config, what.speculation), ProgramSharding.of(target, module)
-    rule = rule_of(what.speculation) if what.K else RULES["match"]
+    rule = rule_of(what.speculation) if what.K and what.tree is None else RULES["match"]
     (of, merge_of), (by, merge_by) = flatten(target), flatten(module)
 
     def rounds(leaves, state, peers=None):
@@ -178,7 +193,7 @@ def decoding_program(
             if peers is not None and getattr(one, "shards", None) is not None:
                 one.peers = peers
         drafter = make(model, draft_model)
-        return DecodeStep(model, drafter, rule, what.K + 1, budget=what.budget).decode(state, what.rounds)
+        return DecodeStep(model, drafter, rule, what.width, budget=what.budget).decode(state, what.rounds)
 
     def begun():
         state = init_state(
@@ -186,7 +201,7 @@ def decoding_program(
         )
         return _in_flight(state, config, what.start)
 
-    options = decode_options(of, what.budget or what.batch * (what.K + 1))
+    options = decode_options(of, what.budget or what.batch * what.width)
     if spread is None:
         return Program(rounds, (of, by), lambda: _with_noise(begun()), options)
     on_devices = spread.creating(begun)
