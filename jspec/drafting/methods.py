@@ -53,7 +53,7 @@ class DrafterBuilder:
     def __call__(self, target_module: Target, draft_module: Any, num_draft_tokens: int | None = None) -> Drafter:
         settings = self.speculation if num_draft_tokens is None else self.speculation.fixed(num_draft_tokens)
         kinds = {kind.kind: kind for kind in (EagleTree, BlockTree)} if settings.tree is not None else {}
-        drafter = kinds.get(self.drafter, self.drafter).build(
+        drafter: Any = kinds.get(self.drafter, self.drafter).build(
             Setup(self.draft, self.target, target_module, draft_module, settings)
         )
         return with_lookup(drafter, settings)

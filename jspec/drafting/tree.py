@@ -218,10 +218,9 @@ class BlockTree(TreeDrafter):
         sequential = self.chain.head.sequential
         if sequential is None:
             return (slots.logits, None, None, cache), slots.logits[:, :1]
-        of_paths = [jnp.repeat(x, self.shape.branch, axis=0) for x in slots[:-1]]
-        path, read = sequential.start(Slots(*of_paths, slots.embed))
-        anchor = jnp.repeat(context.tokens_at(context.length[:, None] - 1), self.shape.branch, axis=0)
-        path, logits = read(path, anchor, 0)
+        *arrays, embed = slots
+        path, read = sequential.start(Slots(*jax.tree.map(self._of_paths, arrays), embed))  # pyright: ignore[reportCallIssue]
+        path, logits = read(path, self._of_paths(context.tokens_at(context.length[:, None] - 1)), 0)
         return (slots.logits, path, read, cache), self._in_rows(logits[:, 0])[:, :1]
 
     def read(self, carry, context: Context, parents: Parents):
@@ -234,6 +233,10 @@ class BlockTree(TreeDrafter):
 
     def end(self, carry):
         return carry[3]
+
+    def _of_paths(self, x):
+        """``[B, ...] -> [B W, ...]``."""
+        return jnp.repeat(x, self.shape.branch, axis=0)
 
     def _in_rows(self, x):
         """``[B W, ...] -> [B, W, ...]``."""

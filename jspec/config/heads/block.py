@@ -116,7 +116,7 @@ class BlockConfig(AuxiliaryConfig):
         each = len(self.causal) == layers and all(isinstance(flag, bool) for flag in self.causal)
         require(each, "causal", self.causal, f"True or False for each of {layers} layers")
         require(self.markov in (None, *MARKOVS), "markov", self.markov, f"None or one of {', '.join(MARKOVS)}")
-        pairs = [pair for pair in zip(self.causal, self.layers.windows, strict=True) if pair[1]]
+        pairs = [(flag, W) for flag, W in zip(self.causal, self.layers.windows, strict=True) if W is not None]
         narrowest, B = min((W for flag, W in pairs if not flag), default=0), self.block_size
         for name, may, expected in (
             ("windows_from_anchor", any(flag for flag, _ in pairs), "False, because no causal layer has a window"),

@@ -112,8 +112,8 @@ class DecodeStep:
         after = dataclasses.replace(after, stats_of_request=stats.of_request, stats_of_confidence=stats.of_confidence)
         return after, log
 
-    def draft(self, state: DecodeState) -> tuple[DecodeState, Proposal | Tree]:
-        """The first half of a round: a proposal for each live row. Of the state only the drafter's part changes."""
+    def draft(self, state: DecodeState) -> tuple[DecodeState, Any]:
+        """The first half of a round: a ``Proposal`` or a ``Tree``. Of the state only the drafter's part changes."""
         draft, proposal = self._propose(state, processing_of(state), self._noise(state))
         return state.with_drafter_state(draft), proposal
 
