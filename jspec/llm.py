@@ -78,7 +78,8 @@ class LLM(BesideTrainer, ReplaceableWeights):
         auto = speculation.auto and method is not None
         budgeted = speculation.verify_budget is not None and method is not None
         drafts_decide = not speculation.same_text_for_every_K(config.width, config.pins_shapes)
-        self.reproducible = config.reproducible and not ((auto or budgeted) and drafts_decide)
+        chains_differ = speculation.tree is not None and method is not None  # from trees, in the last bits
+        self.reproducible = config.reproducible and not chains_differ and not ((auto or budgeted) and drafts_decide)
         decoding = Decoding(
             make_drafter,
             speculation.verify,

@@ -7,7 +7,8 @@ second that gives.
 
 A *way* is how drafts are made and verified: ``plain``; ``K=1`` to ``K=8`` and ``K=auto`` under ``rejection``;
 ``K=5, block`` and ``K=5, match``; ``ngram``; ``K=5, lookup``; of heads, ``tree of 32`` and ``tree of 10``. Of each way all
-prompts are answered at once at temperatures 0, 0.7 and 1. The tokens of a round (1 without drafts) and the share of rounds that accept each draft are counted by kind of
+prompts are answered at once at temperatures 0, 0.7 and 1. The tokens of a round (1 without drafts) and the share of rounds
+that accept each draft are counted by kind of
 prompt, with a standard error by leaving out one prompt after another. Then 1, 16 and 64 requests at a time get as many
 tokens each, at temperature 0 and 1, of which the tokens a second are the mean of three runs, prompts included, with its
 standard error. All ways have answered all prompts before, so that these are in the prefix cache.
