@@ -17,7 +17,7 @@ from jspec.config import NULL_PAGE
 from jspec.models.cache_pools import LayerKV
 from jspec.pallas.attention.fp8 import KVScales, decode_latents, rounded
 from jspec.pallas.attention.reference import Rotation, apply_rope, causal_mask, grouped_attention
-from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries, TreeMask
 from jspec.pallas.attention.table import ONE_LAUNCH, ROPE_AND_WRITE_KV, Attention, paged_attention
 from jspec.pallas.delta_net.recur import DeltaInputs, Rows, recur, recur_from_zero
 from jspec.pallas.delta_net.state import DeltaState
@@ -153,6 +153,8 @@ class PagedView(View):
         of all heads, and attention over bytes those in bfloat16. Then the rows' texts have no more pages than
         ``jspec.pallas.attention.pages_in_use.max_prefill_pages``.
       recurrent: which rows of recurrent states the tokens belong to; None for models without such states.
+      tree: which tokens see which, where they are a tree of drafts; None if they are a chain. Neither latent attention nor
+        recurrent states take a tree.
 
     Example::
 
@@ -166,13 +168,14 @@ class PagedView(View):
     shared: bool = dataclasses.field(default=False, metadata={"static": True})
     may_up_project: bool = dataclasses.field(default=False, metadata={"static": True})
     recurrent: Rows | None = None
+    tree: TreeMask | None = None
 
     caches_latents = True
 
     @property
     def queries(self) -> PagedQueries:
         """The tokens, as attention functions take them."""
-        return PagedQueries(self.table, self.positions, self.valid)
+        return PagedQueries(self.table, self.positions, self.valid, self.tree)
 
     def write(self, kv: LayerKV, k, v) -> LayerKV:
         """Scatter k and v ``[B, T, G, H]`` into their pages, rounded if the pools have scales. Tokens that are invalid or
@@ -196,6 +199,7 @@ class PagedView(View):
 
     def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, DeltaState | None]:
         """As ``View.recur``."""
+        self.queries.require_tree(supported=False)
         assert self.recurrent is not None
         assert state is not None
         return recur(inputs, state, self.recurrent)

@@ -6,20 +6,23 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.attention.fp8 import KVScales, decode
-from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.attention.spec import AttentionSpec, TreeMask
 from jspec.pallas.sums import add, row_max, row_sum, rows_product
 
 
-def causal_mask(positions, slots, window: int | None) -> jax.Array:
+def causal_mask(positions, slots, window: int | None, tree: TreeMask | None = None) -> jax.Array:
     """Which slots each query token sees, bool ``[B, T, S]``.
 
     Args:
       positions: int32 ``[B, T]``, of query tokens.
       slots: int32 ``[S]``, positions of the keys.
       window: None, or W: a query token sees W slots, its own included.
+      tree: None if the query tokens are a chain.
     """
     query, key = positions[:, :, None], slots[None, None, :]
     seen = key <= query
+    if tree is not None:
+        seen, query = seen & tree.sees(slots), tree.positions[:, :, None]
     return seen if window is None else seen & (key > query - window)
 
 

@@ -6,23 +6,73 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jspec._validation import require
+
+MOST_TREE_TOKENS = 64  # whose ancestors are two words
+
+
+class TreeMask(NamedTuple):
+    """Which query tokens of its own pass each query token sees, where they are a tree and no chain.
+
+    Query token 0 is the root, and parents come before their children. Windows are larger than a tree is deep.
+
+    Attributes:
+      positions: int32 ``[B, T]``, the place in the text of each query token, by which windows count: the root's slot, and
+        the token's depth more.
+      ancestors: uint32 ``[B, T, W]``, W = ceil(T / 32), in which bit j % 32 of word j // 32 says whether the token sees
+        query token j: its ancestors and itself. T is at most 64.
+
+    Example::
+
+        positions = jnp.array([[7, 8, 8]])  # two drafts for the place behind the root
+        tree = TreeMask(positions, jnp.array([[[0b001], [0b011], [0b101]]], jnp.uint32))
+        assert tree.sees(jnp.arange(6, 10))[0].tolist()[2] == [True, True, False, True]
+    """
+
+    positions: jax.Array
+    ancestors: jax.Array
+
+    def sees(self, slots) -> jax.Array:
+        """Whether each query token sees slots, int32 ``[S]``, up to its own one: bool ``[B, T, S]``."""
+        words = jnp.moveaxis(self.ancestors, -1, 0)[..., None]
+        return sees_in_tree(slots[None, None] - self.positions[:, :1, None], words)
+
+
+def sees_in_tree(distance, words) -> jax.Array:
+    """Whether queries see slots at a ``distance`` behind that of a tree's root: all with a negative one, and their
+    ancestors; in kernels and outside. ``words`` are those of ``TreeMask.ancestors``, one or two, in arrays that broadcast
+    with int32 ``distance``."""
+    word = words[0] if len(words) == 1 else jnp.where(distance < 32, *words)
+    return (distance < 0) | ((word >> (distance & 31).astype(jnp.uint32)) & jnp.uint32(1) != 0)
+
 
 class PagedQueries(NamedTuple):
     """T query tokens in each of B rows, and the pages of the KV cache that hold the rows' texts.
 
-    A query token sees its own slot and those before it. The slots past a row's newest valid query token may hold
-    anything, NaN included.
+    A query token sees its own slot and those before it; in a tree, those before the root's, and those of its ancestors.
+    The slots past a row's newest valid query token may hold anything, NaN included.
 
     Attributes:
       table: int32 ``[B, M]``, the pages of each row in the order of its text. Past the newest valid query token it may
         hold anything.
       positions: int32 ``[B, T]``, the slot of each query token, which is on the table if the query token is valid.
       valid: bool ``[B, T]``. Nothing is written of an invalid query token, and its attention is arbitrary.
+      tree: None if the tokens are a chain. Those of a tree have one slot after another from the root's on, and the valid
+        ones come first.
     """
 
     table: jax.Array
     positions: jax.Array
     valid: jax.Array
+    tree: TreeMask | None = None
+
+    def require_tree(self, supported: bool = True):
+        """Raise a ValueError if the tokens are a tree, and that is too large or not ``supported``."""
+        if self.tree is not None:
+            require(supported, "tree", "TreeMask", "None: this layer takes chains of tokens")
+            (_, T), W = self.positions.shape, self.tree.ancestors.shape[-1]
+            require(T <= MOST_TREE_TOKENS, "tree", f"{T} tokens", f"at most {MOST_TREE_TOKENS}")
+            require(W == -(-T // 32), "tree.ancestors", f"{W} words", f"{-(-T // 32)} of 32 bits for {T} tokens")
 
     def last_slots(self, page_size: int) -> jax.Array:
         """The last slot that each query token sees, int32 ``[B, T]``; -1 if it is invalid or has no page."""

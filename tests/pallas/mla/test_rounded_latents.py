@@ -52,7 +52,7 @@ class TestAttention:
     def test_equals_the_oracle_of_what_they_stand_for(self, case, kind):
         (q, pool, queries), _ = attention.problem(case)
         codes, scales = in_bytes(pool, kind)
-        table, positions, valid = jax.tree.map(np.asarray, queries)
+        table, positions, valid = jax.tree.map(np.asarray, queries[:3])
         text = meaning(codes, scales)[0, np.where(table < pool.shape[1], table, 0)].reshape(len(q), -1, q.shape[-1])
         wanted = attention.oracle(case, q, text, positions, valid, 0.1)
         got = np.asarray(self.attend(case)(q, codes, queries, scales), np.float64)
@@ -73,7 +73,7 @@ class TestAttention:
 
 def write_reference(compressed, query_weight, latent_weight, rotation, pool, tokens, scales):
     q, latents = norm_rope_latents(compressed, query_weight, latent_weight, 1e-6, rotation)
-    return q, *PagedView(*tokens).write(LayerKV(pool, None, scales), latents[:, :, None], None)
+    return q, *PagedView(*tokens[:3]).write(LayerKV(pool, None, scales), latents[:, :, None], None)
 
 
 def rotation_of(positions, case: attention.Case) -> Rotation:
