@@ -19,4 +19,5 @@ tiling.py              sizes of tiles and blocks, and splits of a row
 merge_splits.py        merges the splits of a row (Flash-Decoding)
 rope.py                RoPE inside kernels
 rope_and_write_kv.py   RoPE and KV writes of many tokens
+move_path.py           moves the accepted path of a tree of drafts in the pools of all layers
 """

@@ -66,7 +66,7 @@ class TestNormRopeWriteKV:
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_equals_numpy(self, case, queries):
         """A row at the end of its table, rows with invalid tokens, and null pages, into which nothing is written."""
-        (_, pool, (table, positions, valid)), _ = problem(case)
+        (_, pool, (table, positions, valid, _)), _ = problem(case)
         pool = jnp.nan_to_num(pool)
         table = jnp.where(table >= pool.shape[1], 0, table).at[2, 0].set(0)
         (B, T), rng = positions.shape, np.random.default_rng(case.T)

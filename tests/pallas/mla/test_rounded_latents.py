@@ -92,7 +92,7 @@ class TestWrite:
     @KINDS
     @pytest.mark.parametrize(("case", "queries"), [(DECODED[0], None), (DECODED[1], 24), (DECODED[2], 40)])
     def test_bytes_that_are_written_stand_for_the_nearest_numbers(self, case, queries, kind):
-        (_, pool, (table, positions, valid)), _ = attention.problem(case)
+        (_, pool, (table, positions, valid, _)), _ = attention.problem(case)
         pool, scales = in_bytes(np.zeros(pool.shape), kind)
         table = np.where(np.asarray(table) >= pool.shape[1], 0, table)
         table[2, 0] = 0
