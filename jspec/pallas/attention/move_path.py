@@ -7,6 +7,7 @@ All that is to be moved in a row is read before anything of it is written: a slo
 another one. That is safe because a row's slots from the root's on lie in pages of its own."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -69,54 +70,59 @@ def move_in_pools_kernel(pools: list, table, source, target, *, interpret=False)
     """``move_in_pools_reference`` as a kernel, whose program instances move the path of a row in one KV head of a few pools
     each."""
     (B, J), P = source.shape, pools[0].shape[2]
-    flat = [pool.reshape(len(pool), -1, *pool.shape[3:]) for pool in pools]
-    lines = pl.next_power_of_2(J)
-    largest = max(lines * pool.dtype.itemsize * (pool.shape[2] if pool.ndim == 3 else 1) for pool in flat)
+    flat = [pool.reshape(-1, *pool.shape[3:]) for pool in pools]  # by heads and slots
+    lines, heads = pl.next_power_of_2(J), tuple(map(len, pools))
+    largest = max(lines * pool.dtype.itemsize * math.prod(pool.shape[1:]) for pool in flat)
     moved: Any = kernel_call(
         _move_path,
         *(flat, table, source, target),
-        grid=(pl.cdiv(len(flat), at_once := max(_BYTES // largest, 1)), max(map(len, flat)), B),
+        grid=(pl.cdiv(len(flat), at_once := max(_BYTES // largest, 1)), max(heads), B),
         out_shape=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in flat],
         num_warps=_WARPS,
         interpret=interpret,
         aliases={i: i for i in range(len(flat))},
         P=P,
         lines=lines,
+        heads=heads,
         at_once=at_once,
     )
     return [new.reshape(pool.shape) for new, pool in zip(moved, pools, strict=True)]
 
 
-def _move_path(_, table_ref, source_ref, target_ref, *pool_refs, P: int, lines: int, at_once: int):
+def _move_path(
+    _, table_ref, source_ref, target_ref, *pool_refs, P: int, lines: int, heads: tuple[int, ...], at_once: int
+):
     group, head, b = (pl.program_id(axis) for axis in range(3))
-    j, slots = jnp.arange(lines, dtype=jnp.int32), table_ref.shape[1] * P
+    j, row_slots = jnp.arange(lines, dtype=jnp.int32), table_ref.shape[1] * P
 
     def places(ref):
         slot = pltriton.load(ref.at[b, j], mask=j < ref.shape[1], other=-1)
-        inside = (slot >= 0) & (slot < slots)
+        inside = (slot >= 0) & (slot < row_slots)
         place = jnp.where(inside, slot, 0)
         page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(P))], mask=inside, other=0)
         return page * P + jax.lax.rem(place, jnp.int32(P)), page != 0
 
     (read, has_source), (written, has_target) = places(source_ref), places(target_ref)
-    # An interpreted kernel writes masked elements back as they were, which belong to the null page here.
-    moves = has_source & has_target
-    read, written = (jnp.where(moves, at, 0) for at in (read, written))
 
-    def elements(ref, at):
-        """Those of a pool in lines ``at``, and which of them are moved."""
-        g, mask = jnp.minimum(head, ref.shape[0] - 1), moves & jnp.full(lines, head < ref.shape[0])
-        if len(ref.shape) == 2:
-            return ref.at[g, at], mask
-        return ref.at[g, *line_indices(at, ref.shape[2])], broadcast_columns(mask, ref.shape[2])
+    @functools.cache  # Triton takes seconds where every pool computes its own
+    def elements(G: int, shape: tuple[int, ...]):
+        """In a pool of G heads: what is read, what is written, and which of these are moved."""
+        moves = has_source & has_target & jnp.full(lines, head < G)
+        # An interpreted kernel writes masked elements back as they were, which belong to the null page here.
+        where = [jnp.where(moves, head * (shape[0] // G) + at, 0) for at in (read, written)]
+        if len(shape) == 1:
+            return *[(at,) for at in where], moves
+        return *[line_indices(at, shape[1]) for at in where], broadcast_columns(moves, shape[1])
 
-    def move(refs):
-        numbers = [pltriton.load(at, mask=mask, other=0) for at, mask in (elements(ref, read) for ref in refs)]
+    of_pools = [elements(G, ref.shape) for G, ref in zip(heads, pool_refs, strict=True)]
+
+    def move(group):
+        parts = pool_refs[group], of_pools[group]
+        numbers = [pltriton.load(ref.at[at], mask=mask, other=0) for ref, (at, _, mask) in zip(*parts, strict=True)]
         if not is_interpreted():
             pltriton.debug_barrier()  # all threads have loaded what any of them overwrites
-        for ref, x in zip(refs, numbers, strict=True):
-            at, mask = elements(ref, written)
-            pltriton.store(at, x, mask=mask)
+        for ref, (_, at, mask), x in zip(*parts, numbers, strict=True):
+            pltriton.store(ref.at[at], x, mask=mask)
 
     for first in range(0, len(pool_refs), at_once):  # each group is code of its own
-        pl.when(group == first // at_once)(functools.partial(move, pool_refs[first : first + at_once]))
+        pl.when(group == first // at_once)(functools.partial(move, slice(first, first + at_once)))
