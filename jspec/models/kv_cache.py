@@ -153,8 +153,7 @@ class PagedView(View):
         of all heads, and attention over bytes those in bfloat16. Then the rows' texts have no more pages than
         ``jspec.pallas.attention.pages_in_use.max_prefill_pages``.
       recurrent: which rows of recurrent states the tokens belong to; None for models without such states.
-      tree: which tokens see which, where they are a tree of drafts; None if they are a chain. Neither latent attention nor
-        recurrent states take a tree.
+      tree: which tokens see which, if they are a tree of drafts. Latent attention and recurrent states take none.
 
     Example::
 

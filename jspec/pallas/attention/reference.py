@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.attention.fp8 import KVScales, decode
-from jspec.pallas.attention.spec import AttentionSpec, TreeMask
+from jspec.pallas.attention.spec import AttentionSpec, TreeMask, sees_in_tree
 from jspec.pallas.sums import add, row_max, row_sum, rows_product
 
 
@@ -22,7 +22,9 @@ def causal_mask(positions, slots, window: int | None, tree: TreeMask | None = No
     query, key = positions[:, :, None], slots[None, None, :]
     seen = key <= query
     if tree is not None:
-        seen, query = seen & tree.sees(slots), tree.positions[:, :, None]
+        words = jnp.moveaxis(tree.ancestors, -1, 0)[..., None]
+        seen &= sees_in_tree(key - tree.positions[:, :1, None], words)
+        query = tree.positions[:, :, None]
     return seen if window is None else seen & (key > query - window)
 
 

@@ -21,27 +21,15 @@ class TreeMask(NamedTuple):
         the token's depth more.
       ancestors: uint32 ``[B, T, W]``, W = ceil(T / 32), in which bit j % 32 of word j // 32 says whether the token sees
         query token j: its ancestors and itself. T is at most 64.
-
-    Example::
-
-        positions = jnp.array([[7, 8, 8]])  # two drafts for the place behind the root
-        tree = TreeMask(positions, jnp.array([[[0b001], [0b011], [0b101]]], jnp.uint32))
-        assert tree.sees(jnp.arange(6, 10))[0].tolist()[2] == [True, True, False, True]
     """
 
     positions: jax.Array
     ancestors: jax.Array
 
-    def sees(self, slots) -> jax.Array:
-        """Whether each query token sees slots, int32 ``[S]``, up to its own one: bool ``[B, T, S]``."""
-        words = jnp.moveaxis(self.ancestors, -1, 0)[..., None]
-        return sees_in_tree(slots[None, None] - self.positions[:, :1, None], words)
-
 
 def sees_in_tree(distance, words) -> jax.Array:
-    """Whether queries see slots at a ``distance`` behind that of a tree's root: all with a negative one, and their
-    ancestors; in kernels and outside. ``words`` are those of ``TreeMask.ancestors``, one or two, in arrays that broadcast
-    with int32 ``distance``."""
+    """Whether queries see slots at an int32 ``distance`` behind that of a tree's root: those before it, and their ancestors.
+    ``words``, one or two, are those of ``TreeMask.ancestors``, and broadcast with it. It works in kernels and outside."""
     word = words[0] if len(words) == 1 else jnp.where(distance < 32, *words)
     return (distance < 0) | ((word >> (distance & 31).astype(jnp.uint32)) & jnp.uint32(1) != 0)
 
@@ -67,12 +55,14 @@ class PagedQueries(NamedTuple):
     tree: TreeMask | None = None
 
     def require_tree(self, supported: bool = True):
-        """Raise a ValueError if the tokens are a tree, and that is too large or not ``supported``."""
+        """Raise a ValueError if the tokens are a tree that is too large or not ``supported``."""
         if self.tree is not None:
-            require(supported, "tree", "TreeMask", "None: this layer takes chains of tokens")
             (_, T), W = self.positions.shape, self.tree.ancestors.shape[-1]
-            require(T <= MOST_TREE_TOKENS, "tree", f"{T} tokens", f"at most {MOST_TREE_TOKENS}")
-            require(W == -(-T // 32), "tree.ancestors", f"{W} words", f"{-(-T // 32)} of 32 bits for {T} tokens")
+            require(supported, "tree", "TreeMask", "None: this layer takes chains of tokens")
+            fits = T <= MOST_TREE_TOKENS and W == -(-T // 32)
+            require(
+                fits, "tree", f"{T} tokens in {W} words", f"at most {MOST_TREE_TOKENS} tokens, and a word for every 32"
+            )
 
     def last_slots(self, page_size: int) -> jax.Array:
         """The last slot that each query token sees, int32 ``[B, T]``; -1 if it is invalid or has no page."""

@@ -149,10 +149,12 @@ def test_what_takes_no_tree_says_so():
     with pytest.raises(AssertionError, match="no trees"):
         RaggedView.of(PagedView(*queries[:3], tree=queries.tree), 8)
     wide = queries._replace(tree=queries.tree._replace(ancestors=jnp.zeros((6, 8, 2), jnp.uint32)))
-    with pytest.raises(ValueError, match=r"tree.ancestors='2 words': expected 1 of 32 bits for 8 tokens"):
+    with pytest.raises(
+        ValueError, match="tree='8 tokens in 2 words': expected at most 64 tokens, and a word for every 32"
+    ):
         paged_attention_reference(q, k, v, wide, AttentionSpec())
     large = shapes_of_tree(6, 65, 4)
     q = jax.ShapeDtypeStruct((6, 65, 2, 64), q.dtype)
     for attend in (paged_attention_reference, functools.partial(paged_attention_kernel, interpret=True)):
-        with pytest.raises(ValueError, match="tree='65 tokens': expected at most 64"):
+        with pytest.raises(ValueError, match="tree='65 tokens in 3 words': expected at most 64"):
             jax.eval_shape(functools.partial(attend, spec=AttentionSpec()), q, k, v, large)
