@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import TreeShape
+from jspec.config.tree import MAX_NODES
 from jspec.drafting.base import Context, Prompt, Setup
 from jspec.drafting.block import Block
 from jspec.drafting.eagle import Eagle
@@ -178,14 +179,14 @@ class EagleTree(TreeDrafter):
 
     def begin(self, state, context: Context):
         hidden, cache = self.chain.read_window(state, context)
-        words = jnp.zeros((len(hidden), 1, -(-self.shape.draft_slots // WORD)), jnp.uint32)
+        words = jnp.zeros((len(hidden), 1, MAX_NODES // WORD), jnp.uint32)
         return (hidden, words, cache), self.chain.head.logits(hidden, self.chain.target)
 
     def read(self, carry, context: Context, parents: Parents):
         hidden, words, cache = carry
         chain, head, newest = self.chain, self.chain.head, context.length[:, None] - 2
         index = self._index(parents.depth)
-        words = parents.inherited(words) | one_bit(index, self.shape.draft_slots)[None]
+        words = parents.inherited(words) | one_bit(index, MAX_NODES)[None]
         positions = jnp.broadcast_to(newest + parents.depth, parents.tokens.shape)
         tree = TreeMask(positions, words, context.length - 1)
         view = PagedView(context.table, newest + 1 + index[None], parents.exist, tree=tree)

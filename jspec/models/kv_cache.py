@@ -153,7 +153,7 @@ class PagedView(View):
         of all heads, and attention over bytes those in bfloat16. Then the rows' texts have no more pages than
         ``jspec.pallas.attention.pages_in_use.max_prefill_pages``.
       recurrent: which rows of recurrent states the tokens belong to; None for models without such states.
-      tree: what the tokens see if they are a tree of drafts; None if they follow one another.
+      tree: which tokens see which, if they are a tree of drafts. Latent attention and recurrent states take none.
 
     Example::
 
@@ -198,6 +198,7 @@ class PagedView(View):
 
     def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, DeltaState | None]:
         """As ``View.recur``."""
+        self.queries.require_tree(supported=False)
         assert self.recurrent is not None
         assert state is not None
         return recur(inputs, state, self.recurrent)

@@ -45,6 +45,7 @@ class RaggedView(View):
     @classmethod
     def of(cls, rows: PagedView, Q: int) -> "RaggedView":
         """The view of the valid tokens of ``rows``, each row's first, of which there are at most Q."""
+        assert rows.tree is None, "a ragged view has no trees"
         B, T = rows.positions.shape
         count = jnp.sum(rows.valid, axis=1, dtype=jnp.int32)
         row = jnp.arange(B + 1, dtype=jnp.int32)

@@ -126,7 +126,7 @@ def in_bytes(pool, kind: str) -> tuple[np.ndarray, KVScales]:
 def round_of_latents(B: int, T: int, dtype, kv: LayerKV):
     """A function that writes the latents of a round and attends to them, over 16 pages of 64 slots, and its arguments."""
     array = jax.ShapeDtypeStruct
-    view = PagedView(*shapes_of_queries(B, T, 16))
+    view = PagedView(*shapes_of_queries(B, T, 16)[:3])
     q, new = (array(shape, dtype) for shape in ((B, T, 20, 576), (B, T, 768 + 576)))
     weights, rotation = [array((768,), dtype), array((512,), dtype)], Rotation(*[array((B, T, 32), jnp.float32)] * 2)
 

@@ -76,7 +76,7 @@ def stored_maps(case: Case) -> tuple[HeadMaps, list[np.ndarray]]:
 
 def oracle(args, case: Case):
     """float64 ``[B, T, N, Hv]`` by the definition; zeros for invalid query tokens."""
-    q, pool, (table, positions, valid) = jax.tree.map(np.asarray, args[:3])
+    q, pool, (table, positions, valid, _) = jax.tree.map(np.asarray, args[:3])
     keys, values = stored_maps(case)[1]
     out = np.zeros((*q.shape[:3], values.shape[1]))
     for b in np.flatnonzero(valid.any(axis=1)):

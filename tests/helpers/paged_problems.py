@@ -96,19 +96,27 @@ CASES = [
 @functools.cache
 def problem(case: Case, spread: float = 1.0):
     """Rows whose texts are long, over, at the end of their table, with queries that are invalid behind or before, and
-    new.
+    new."""
+    T, S = case.T, case.pages * case.P
+    ends = np.array([S - case.P // 2 - 1, S // 2, S + (T > 1), S - 3, T - 1, 1])  # one past the last query
+    args, text, (positions, valid) = rows_of_queries(case, ends - T, spread)
+    return args, oracle(case, *(np.asarray(x, np.float64) for x in (args[0], *text)), positions, valid)
+
+
+def rows_of_queries(case: Case, first, spread: float = 1.0):
+    """Rows whose first query tokens have the slots ``first``, ``[B]``: the arguments of attention, keys and values
+    of the texts ``[2, G, B, S, H]``, and positions and which query tokens are valid.
 
     Pages lie scattered; what no query may see, and the null page, is NaN, and table entries past the text are no pages.
     """
     rng, T, S = np.random.default_rng(case.T), case.T, case.pages * case.P
-    ends = np.array([S - case.P // 2 - 1, S // 2, S + (T > 1), S - 3, T - 1, 1])  # one past the last query
-    positions = (ends[:, None] - T + np.arange(T)).astype(np.int32)
+    positions = (first[:, None] + np.arange(T)).astype(np.int32)
     valid = (positions >= 0) & (positions < S)
     valid[DEAD] = False
     valid[SHORT, (T + 1) // 2 :] = False
     newest = np.where(valid, positions, -1).max(axis=1)
 
-    B = len(ends)
+    B = len(first)
     q = (spread * rng.normal(size=(B, T, G * case.R, case.H))).astype(case.dtype)
     text = rng.normal(size=(2, G, B, S, case.H)).astype(case.dtype)
     table = 1 + rng.permutation(B * case.pages).reshape(B, case.pages)
@@ -117,7 +125,7 @@ def problem(case: Case, spread: float = 1.0):
     pools[:, :, table] = np.where(known, text, pools.dtype.type(np.nan)).reshape(2, G, *table.shape, case.P, case.H)
     table = np.where(np.arange(case.pages) * case.P <= newest[:, None], table, 2**30).astype(np.int32)
     args = jax.device_put((q, *pools, PagedQueries(table, positions, valid)))  # pyright: ignore  # arrays soon
-    return args, oracle(case, *(np.asarray(x, np.float64) for x in (q, *text)), positions, valid)
+    return args, text, (positions, valid)
 
 
 def oracle(case, q, k, v, positions, valid):
@@ -169,7 +177,7 @@ def arguments(case: Case):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _arguments(case: Case, k_pool, v_pool, queries: PagedQueries):
-    table, positions, live = queries
+    table, positions, live = queries[:3]
     keys = jax.random.split(jax.random.key(case.T), 2)
     (B, T), P = positions.shape, case.P
     qkv = jax.random.normal(keys[0], (B, T, G * (case.R + 2), case.H)).astype(case.dtype)

@@ -130,7 +130,7 @@ def _decode_attention(B, T, H=128, P=64, dtype="bfloat16", rotary=None, slots=10
     """``PagedView.extend`` of 32 heads on 8 over so many slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, slots // P
     kv = _pools((8, 1 + B * M, P, H), dtype, rounding)
-    view = PagedView(*shapes_of_queries(B, T, M))
+    view = PagedView(*shapes_of_queries(B, T, M)[:3])
     rotary = H if rotary is None else rotary
     rotation = Rotation(*[array((B, T, rotary // 2), jnp.float32)] * 2) if rotary else None
     function = lambda view, qkv, rotation, kv, spec: view.extend(qkv, rotation, kv, 8, spec)  # noqa: E731

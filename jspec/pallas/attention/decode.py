@@ -30,6 +30,7 @@ from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, is_interpreted, line_indices
 
 MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
+MOST_TREE_QUERIES = 256  # of a tree: several instances have them, and each has the new keys up to its newest query's
 _RAGGED_QUERIES = 16  # of an instance in a ragged view, where most rows have few tokens: empty instances end at once
 
 
@@ -63,6 +64,7 @@ def decode_attention_kernel(
       attention ``[B, T, N, H]``, which is 0 for invalid tokens, the two pools, and scales if those are of tokens. With
       ``ragged`` attention is ``[1, Q, N, H]``, with arbitrary finite numbers in the padding.
     """
+    assert ragged is None or queries.tree is None, "a ragged view has no trees"
     (heads, H), (G, _, P, _) = qkv.shape[2:], k_pool.shape
     N, T, ragged_tokens = heads - 2 * G, queries.positions.shape[1], None if ragged is None else qkv.shape[1]
     if tiling is None:
@@ -74,7 +76,7 @@ def decode_attention_kernel(
     pools, last = flat_pools(k_pool, v_pool), queries.written_slots(P)
     angles, scales = rotation or (), in_slots(scales)
     updated = [*pools, *(scales if scales is not None and scales.of_tokens else ())]
-    tokens = queries.table, last, spec.sinks, ragged and ragged.start
+    tokens = queries.table, last, spec.sinks, ragged and ragged.start, queries.tree
     *written, out = launch_attention(
         _decode_split,
         launch,
@@ -83,6 +85,7 @@ def decode_attention_kernel(
         qkv.dtype,
         tiling,
         sinks=spec.sinks,
+        tree=queries.tree,
         others=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in updated],
         aliases={len(angles) + 1 + i: i for i in range(len(updated))},
         interpret=interpret,
@@ -102,6 +105,7 @@ def _decode_split(
     last_ref,
     sinks_ref,
     start_ref,
+    tree_refs,
     k_out_ref,
     v_out_ref,
     *out_refs,
@@ -111,7 +115,7 @@ def _decode_split(
     scale_out_refs, out_refs = (out_refs[:2], out_refs[2:]) if of_tokens else ((), out_refs)
     if of_tokens:  # what is read is what was written
         scale_refs = KVScales(*scale_out_refs)
-    queries, heads, H = QueryBlock.of(launch, last_ref), launch.N + 2 * launch.G, launch.H
+    queries, heads, H = QueryBlock.of(launch, last_ref, tree_refs), launch.N + 2 * launch.G, launch.H
     b, g, sharing, newest = queries.b, queries.g, launch.sharing, jnp.max(queries.last)
     own = OwnTiles.of(queries, newest, launch)
     token = jnp.arange(max(MMA_SIZE, pl.next_power_of_2(launch.T)), dtype=jnp.int32)

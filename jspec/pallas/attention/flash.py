@@ -17,7 +17,7 @@ from jspec.pallas.attention.fp8 import STORED, decode_in_kernel
 from jspec.pallas.attention.merge_splits import merge_splits
 from jspec.pallas.attention.parts import Sharing
 from jspec.pallas.attention.softmax import KVTile, Softmax, add_tile, divisor
-from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries, TreeMask, sees_in_tree
 from jspec.pallas.attention.tiling import AttentionTiling
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, kernel_call, line_indices, reciprocal
 
@@ -60,17 +60,16 @@ class AttentionLaunch:
         ragged_tokens: int | None = None,
     ) -> "AttentionLaunch":
         """The launch for N attention heads and a pool ``[G, pages, P, H]``."""
+        queries.require_tree()
         (B, T), (G, _, P, H) = queries.positions.shape, pool.shape
         # Bytes become numbers of two bytes at least in registers, which is what limits the size of a tile.
         count, tile_slots = T * N // G, tiling.tile_slots(H * max(pool.dtype.itemsize, 2))
         block = min(tiling.queries, max(MMA_SIZE, pl.next_power_of_2(count)))
         cells, slots, span = B * G * pl.cdiv(count, block), queries.table.shape[1] * P, None
         if spec.window is not None:
-            span = spec.window + T - 1  # slots that the query tokens of a row see
-        softmax_bytes = 4 * B * T * N * (H + 2)
-        sharing = tiling.sharing(
-            cells, pl.cdiv(slots, tile_slots), tile_slots, count <= _FEW_QUERIES, span, softmax_bytes
-        )
+            span = spec.window + queries.most_new_slots - 1  # slots that the query tokens of a row see
+        softmax_bytes, few = 4 * B * T * N * (H + 2), count <= _FEW_QUERIES or queries.tree is not None
+        sharing = tiling.sharing(cells, pl.cdiv(slots, tile_slots), tile_slots, few, span, softmax_bytes)
         return cls(B, T, G, N // G, H, P, replace(spec, sinks=None), block, tile_slots, sharing, ragged_tokens)
 
     @property
@@ -89,6 +88,8 @@ class QueryBlock(NamedTuple):
       token: int32 ``[block]``, the query token.
       real: bool ``[block]``, false past the last query, where the last block ends.
       last: int32 ``[block]``, the last slot that a query sees, -1 if it sees none.
+      place: int32 ``[block]``, where the window of a query ends: ``last``, or in a tree its token's place in the text.
+      root: the slot of a tree's root, and ``words`` those of ``TreeMask.ancestors``, uint32 ``[block]`` each.
     """
 
     b: Any
@@ -98,18 +99,33 @@ class QueryBlock(NamedTuple):
     token: Any
     real: Any
     last: Any
+    place: Any
+    root: Any = None
+    words: tuple = ()
 
     @classmethod
-    def of(cls, launch: AttentionLaunch, last_ref) -> "QueryBlock":
+    def of(cls, launch: AttentionLaunch, last_ref, tree_refs: Any = None) -> "QueryBlock":
         g, split, b = pl.program_id(1), pl.program_id(2), pl.program_id(3)
         query = pl.program_id(0) * launch.block_queries + jnp.arange(launch.block_queries, dtype=jnp.int32)
         real, token = query < launch.T * launch.R, jax.lax.div(query, jnp.int32(launch.R))
         last = pltriton.load(last_ref.at[b, token], mask=real, other=-1)
-        return cls(b, g, split, query, token, real, last)
+        if tree_refs is None:
+            return cls(b, g, split, query, token, real, last, last)
+        place_ref, words_ref, root_ref = tree_refs
+        place = pltriton.load(place_ref.at[b, token], mask=real, other=0)
+        words = (pltriton.load(words_ref.at[b, token, i], mask=real, other=0) for i in range(words_ref.shape[2]))
+        return cls(b, g, split, query, token, real, last, place, root_ref[b], tuple(words))
 
     def lines_among(self, heads: int, R: int):
         """Where the queries lie in an array ``[T * heads, H]`` of all heads of all query tokens."""
         return self.token * heads + self.g * R + self.query - self.token * R
+
+    def see(self, slot, newest, launch: AttentionLaunch):
+        """Whether queries see slots, int32 ``[slots]``, of which none past ``newest`` is read: bool ``[block, slots]``."""
+        seen, window = slot[None, :] <= jnp.minimum(self.last, newest)[:, None], launch.spec.window
+        if self.words:
+            seen &= sees_in_tree((slot - self.root)[None, :], [word[:, None] for word in self.words])
+        return seen & (True if window is None else slot[None, :] > self.place[:, None] - window)
 
 
 def launch_attention(
@@ -121,6 +137,7 @@ def launch_attention(
     tiling: AttentionTiling,
     *,
     sinks=None,
+    tree: TreeMask | None = None,
     others=(),
     aliases=None,
     interpret: bool,
@@ -135,6 +152,7 @@ def launch_attention(
       dtype: of the attention.
       tiling: how many warps and stages the kernels have.
       sinks: ``AttentionSpec.sinks``, which the kernel gets as well if it is to store attention.
+      tree: ``PagedQueries.tree``, which the kernel gets as well.
       others: shapes of further outputs of the kernel, which come before those of ``store_attention``.
       aliases: maps arguments to outputs that take their place in memory.
       interpret: run on any platform, slowly.
@@ -162,9 +180,9 @@ def launch_attention(
     out = attended[0]
     if merges:
         acc, peak, total = attended
-        out = merge_splits(
-            *(acc, peak, total, last, sinks, dtype, launch.sharing, launch.spec.window), interpret=interpret
-        )
+        window, ends = launch.spec.window, None if tree is None else tree.positions
+        args = acc, peak, total, last, sinks, dtype, launch.sharing, window, None if window is None else ends
+        out = merge_splits(*args, interpret=interpret)
     return *made, out.reshape(rows, tokens, N, H)
 
 
@@ -208,7 +226,9 @@ class OwnTiles(NamedTuple):
         slots, last = launch.tile_slots, queries.last
         oldest = jnp.int32(0)
         if launch.spec.window is not None:
-            oldest = jnp.maximum(jnp.min(jnp.where(last < 0, jnp.max(last), last)) - (launch.spec.window - 1), 0)
+            oldest = jnp.maximum(
+                jnp.min(jnp.where(last < 0, jnp.max(last), queries.place)) - (launch.spec.window - 1), 0
+            )
             oldest = jnp.minimum(oldest, newest + 1)
         first, end = oldest // slots, jnp.maximum((newest + slots) // slots, oldest // slots)
         return cls(*launch.sharing.tiles_of(queries.split, first, end))
@@ -248,7 +268,7 @@ def attend_pages(
       sinks_ref: ``[N]``, or None.
       start_ref: ``RaggedLayout.start`` of a ragged view whose attention is stored.
     """
-    b, slots, last, sharing = queries.b, launch.tile_slots, queries.last, launch.sharing
+    b, slots, sharing = queries.b, launch.tile_slots, launch.sharing
     own, empty = OwnTiles.of(queries, newest, launch), Softmax.empty(launch.block_queries, launch.H)
 
     def pages(i):
@@ -260,8 +280,7 @@ def attend_pages(
         part, whole, page = carry  # the page was looked up a trip ago, or its loads would have to wait for it
         slot = i * slots + jnp.arange(slots, dtype=jnp.int32)
         tile = load(page * launch.P + jax.lax.rem(slot, jnp.int32(launch.P)), slot <= newest)
-        seen = slot[None, :] <= jnp.minimum(last, newest)[:, None]
-        part = add_tile(part, q, tile, seen & in_window(slot, last, launch), launch.spec)
+        part = add_tile(part, q, tile, queries.see(slot, newest, launch), launch.spec)
         if sharing.merges:
             number, is_last = sharing.part_of(i), i + 1 == own.end
             closes = is_last | (sharing.part_of(i + 1) != number)
@@ -300,11 +319,6 @@ def attend_pages(
         )
     elif not sharing.merges:
         _store_softmax(finish(part), queries.split, queries, launch, *out_refs)
-
-
-def in_window(slot, last, launch: AttentionLaunch):
-    """Whether slots are inside each query's window: bool ``[block, slots]``, or True if there is no window."""
-    return True if launch.spec.window is None else slot[None, :] > last[:, None] - launch.spec.window
 
 
 def _store_attention(softmax: Softmax, queries: QueryBlock, launch: AttentionLaunch, out_ref, *, sinks_ref, start_ref):

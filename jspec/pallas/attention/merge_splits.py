@@ -13,7 +13,7 @@ _AT_ONCE, _COLUMNS = 32, 128  # softmaxes whose loads are under way together, an
 
 
 def merge_splits(
-    acc, peak, total, last, sinks, dtype, sharing: Sharing, window: int | None = None, *, interpret: bool
+    acc, peak, total, last, sinks, dtype, sharing: Sharing, window: int | None = None, ends=None, *, interpret: bool
 ) -> jax.Array:
     """Attention ``[B, queries, H]`` of ``dtype`` from running softmaxes, as ``Softmax`` has them, merged in their order.
 
@@ -25,12 +25,13 @@ def merge_splits(
       sinks: as many as a query token has queries, or None.
       sharing: where the softmaxes of parts are. Those past the last slot of a query are not read.
       window: how many slots a query token sees, None for all.
+      ends: int32 ``[B, T]``, the last slots of windows; None if these are ``last``.
     """
     B, stored, queries, H = acc.shape
     columns = min(H, _COLUMNS)
     return kernel_call(
         _merge_splits,
-        *(acc, peak, total, last, sinks),
+        *(acc, peak, total, last, sinks, ends),
         grid=(queries, H // columns, B),
         out_shape=jax.ShapeDtypeStruct((B, queries, H), dtype),
         num_warps=1,
@@ -49,6 +50,7 @@ def _merge_splits(
     total_ref,
     last_ref,
     sinks_ref,
+    ends_ref,
     out_ref,
     *,
     columns: int,
@@ -60,7 +62,7 @@ def _merge_splits(
     b, query = pl.program_id(2), pl.ds(pl.program_id(0), 1)
     token = pl.program_id(0) // queries_per_token
     here, last = pl.ds(pl.program_id(1) * columns, columns), last_ref[b, token]
-    first, end = sharing.places(last, window)
+    first, end = sharing.places(last, window, None if ends_ref is None else ends_ref[b, token])
 
     def merge(trip, softmax):
         for i in range(at_once):

@@ -19,7 +19,7 @@ from jspec.pallas.attention.flash import (
     times_value_scale,
 )
 from jspec.pallas.attention.fp8 import KVScales
-from jspec.pallas.attention.reference import grouped_attention, seen_slots
+from jspec.pallas.attention.reference import causal_mask, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_bytes
 from jspec.pallas.triton import broadcast_columns, line_indices
@@ -28,7 +28,8 @@ from jspec.pallas.triton import broadcast_columns, line_indices
 def paged_attention_reference(
     q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec, scales: KVScales | None = None
 ) -> jax.Array:
-    """Attention of T query tokens per row over the slots of the row's pages, up to the query token's own slot.
+    """Attention of T query tokens per row over the slots of the row's pages, up to the query token's own slot; of a
+    ``tree``, over those of the text and of the query token's ancestors.
 
     Args:
       q: ``[B, T, N, H]``.
@@ -47,6 +48,7 @@ def paged_attention_reference(
 def attend_slots(q, k, v, queries: PagedQueries, spec: AttentionSpec, scales: KVScales | None = None) -> jax.Array:
     """``paged_attention_reference`` over keys ``[G, B, S, H]`` and values ``[G, B, S, Hv]`` that were gathered from
     pages: ``[B, T, N, Hv]``. Scales of tokens are ``[G, B, S]``."""
+    queries.require_tree()
     slots = jnp.arange(k.shape[2], dtype=jnp.int32)
     # Slots past the newest query token may hold numbers of an earlier request, NaN included, and 0 x NaN is NaN.
     newest = jnp.max(jnp.where(queries.valid, queries.positions, -1), axis=1, keepdims=True)
@@ -54,7 +56,8 @@ def attend_slots(q, k, v, queries: PagedQueries, spec: AttentionSpec, scales: KV
     v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
     if scales is not None and scales.of_tokens:
         scales = scales._replace(v=jnp.where(known[None], scales.v, 0.0))
-    return grouped_attention(q, k, v, seen_slots(queries, slots, spec.window), spec, scales)
+    mask = causal_mask(queries.positions, slots, spec.window, queries.tree)
+    return grouped_attention(q, k, v, mask, spec, scales)
 
 
 def gather_pages(pool, table) -> jax.Array:
@@ -90,8 +93,10 @@ def paged_attention_kernel(
     assert tiling is not None, f"no kernel for heads of {H} numbers in {q.dtype}"
     launch = AttentionLaunch.of(queries, N, k_pool, spec, tiling)
     last = queries.last_slots(P)
-    args = q.reshape(B, T * N, H), *flat_pools(k_pool, v_pool), in_slots(scales), queries.table, last, spec.sinks
-    (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, sinks=spec.sinks, interpret=interpret)
+    tokens = queries.table, last, spec.sinks, queries.tree
+    args = q.reshape(B, T * N, H), *flat_pools(k_pool, v_pool), in_slots(scales), *tokens
+    how = {"sinks": spec.sinks, "tree": queries.tree, "interpret": interpret}
+    (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, **how)
     return out
 
 
@@ -114,8 +119,10 @@ def in_slots(scales: KVScales | None) -> KVScales | None:
     return jax.tree.map(lambda scale: scale.reshape(scale.shape[0], -1), scales)
 
 
-def _attend_split(q_ref, k_ref, v_ref, scale_refs, table_ref, last_ref, sinks_ref, *out_refs, launch: AttentionLaunch):
-    queries = QueryBlock.of(launch, last_ref)
+def _attend_split(
+    q_ref, k_ref, v_ref, scale_refs, table_ref, last_ref, sinks_ref, tree_refs, *out_refs, launch: AttentionLaunch
+):
+    queries = QueryBlock.of(launch, last_ref, tree_refs)
     at = line_indices(queries.lines_among(launch.N, launch.R), launch.H)
     q = pltriton.load(q_ref.at[queries.b, *at], mask=broadcast_columns(queries.real, launch.H), other=0.0)
     load = tile_loader(k_ref, v_ref, scale_refs, queries.g, launch.H, q.dtype)

@@ -136,14 +136,15 @@ class Sharing:
         """In a kernel: where the softmax of a part is stored, or of the head up to that part."""
         return _rem(part, self.stored) if self.ring else jnp.maximum(part - self.head + 1, 0)
 
-    def places(self, last, window: int | None):
+    def places(self, last, window: int | None, end=None):
         """In a kernel: the first place, and the end of those, that hold what a query sees whose last slot is ``last``;
-        modulo ``stored``."""
+        modulo ``stored``. Its window ends with the slot ``end``, or else with the last."""
         if self.parts is None:
             return 0, self.stored
         newest = self.parts.number(jnp.maximum(last, 0))
         if self.ring and window is not None:
-            return self.parts.number(jnp.maximum(last - (window - 1), 0)), jnp.where(last < 0, 0, newest + 1)
+            oldest = (last if end is None else end) - (window - 1)
+            return self.parts.number(jnp.maximum(oldest, 0)), jnp.where(last < 0, 0, newest + 1)
         return 0, jnp.where(last < 0, jnp.int32(0), self.place(newest) + 1)
 
 

@@ -56,6 +56,7 @@ def prefill_attention_kernel(
     There is no soft cap. Values may have other sizes than keys; with ``pages_first``, both pools are ``[pages, P,
     G, H]``. With ``one_order``, sums have the order of ``paged_attention_kernel`` where its tiles have 64 slots."""
     assert spec.softcap is None, spec.softcap
+    queries.require_tree(supported=False)
     launch = PrefillLaunch.of(q, v_pool, spec, num_stages, instances, interpret, pages_first, one_order)
     bounds, last = block_bounds(queries.last_slots(launch.P), launch)
     sinks = None if spec.sinks is None else sinks_of_queries(spec.sinks, launch)

@@ -6,34 +6,26 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.attention.fp8 import KVScales, decode
-from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.spec import AttentionSpec, TreeMask, sees_in_tree
 from jspec.pallas.sums import add, row_max, row_sum, rows_product
 
 
-def causal_mask(positions, slots, window: int | None) -> jax.Array:
+def causal_mask(positions, slots, window: int | None, tree: TreeMask | None = None) -> jax.Array:
     """Which slots each query token sees, bool ``[B, T, S]``.
 
     Args:
       positions: int32 ``[B, T]``, of query tokens.
       slots: int32 ``[S]``, positions of the keys.
       window: None, or W: a query token sees W slots, its own included.
+      tree: None if the query tokens are a chain.
     """
     query, key = positions[:, :, None], slots[None, None, :]
     seen = key <= query
+    if tree is not None:
+        words = jnp.moveaxis(tree.ancestors, -1, 0)[..., None]
+        seen &= sees_in_tree(key - tree.root[:, None, None], words)
+        query = tree.positions[:, :, None]
     return seen if window is None else seen & (key > query - window)
-
-
-def seen_slots(queries: PagedQueries, slots, window: int | None):
-    """Which slots, int32 ``[S]``, each query token sees, bool ``[B, T, S]``; window as for ``causal_mask``."""
-    tree = queries.tree
-    if tree is None:
-        return causal_mask(queries.positions, slots, window)
-    index = slots[None] - tree.root[:, None]  # [B, S], among the tokens of the tree
-    word = jnp.clip(index // 32, 0, tree.ancestors.shape[2] - 1)
-    words = jnp.take_along_axis(tree.ancestors, word[:, None], axis=2)
-    inside = (index < 32 * tree.ancestors.shape[2])[:, None]
-    followed = inside & ((words >> (index % 32).astype(jnp.uint32)[:, None]) & 1 > 0)
-    return jnp.where((index < 0)[:, None], causal_mask(tree.positions, slots, window), followed)
 
 
 def grouped_attention(q, k, v, mask, spec: AttentionSpec, scales: KVScales | None = None) -> jax.Array:

@@ -6,15 +6,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jspec._validation import require
+from jspec.config.tree import MAX_NODES
+
 
 class TreeMask(NamedTuple):
-    """Which slots query tokens see that are a tree and no chain. From a row's root slot on, each slot holds a token of the
-    tree, and a query token sees those that it follows, and its own.
+    """Which slots query tokens see that belong to a tree and no chain. From a row's root slot on, each slot holds a token of
+    the tree, of this pass or of one before it; parents come before their children. Windows are larger than a tree is deep.
 
     Attributes:
-      positions: int32 ``[B, T]``, the place in the text of each query token, by which windows count: not its slot.
-      ancestors: uint32 ``[B, T, W]``; bit j % 32 of word j // 32 is set if the query token sees slot root + j.
-      root: int32 ``[B]``.
+      positions: int32 ``[B, T]``, the place in the text of each query token, by which windows count: the root's slot, and
+        the token's depth more.
+      ancestors: uint32 ``[B, T, W]``, in which bit j % 32 of word j // 32 says whether the token sees slot root + j: those
+        of its ancestors, and its own. W is as small as T allows if the root is query token 0, and else two.
+      root: int32 ``[B]``, the slot of each row's root.
     """
 
     positions: jax.Array
@@ -22,24 +27,46 @@ class TreeMask(NamedTuple):
     root: jax.Array
 
 
+def sees_in_tree(distance, words) -> jax.Array:
+    """Whether queries see slots at an int32 ``distance`` behind that of a tree's root: those before it, and their ancestors.
+    ``words``, one or two, are those of ``TreeMask.ancestors``, and broadcast with it. It works in kernels and outside."""
+    word = words[0] if len(words) == 1 else jnp.where(distance < 32, *words)
+    return (distance < 0) | ((word >> (distance & 31).astype(jnp.uint32)) & jnp.uint32(1) != 0)
+
+
 class PagedQueries(NamedTuple):
     """T query tokens in each of B rows, and the pages of the KV cache that hold the rows' texts.
 
-    A query token sees its own slot and those before it. The slots past a row's newest valid query token may hold
-    anything, NaN included.
+    A query token sees its own slot and those before it; in a tree, those before the root's, and those of its ancestors.
+    The slots past a row's newest valid query token may hold anything, NaN included.
 
     Attributes:
       table: int32 ``[B, M]``, the pages of each row in the order of its text. Past the newest valid query token it may
         hold anything.
       positions: int32 ``[B, T]``, the slot of each query token, which is on the table if the query token is valid.
       valid: bool ``[B, T]``. Nothing is written of an invalid query token, and its attention is arbitrary.
-      tree: what they see if they are a tree; None for a chain.
+      tree: None if the tokens are a chain. Those of a tree have one slot after another, and the valid ones come first.
     """
 
     table: jax.Array
     positions: jax.Array
     valid: jax.Array
     tree: TreeMask | None = None
+
+    @property
+    def most_new_slots(self) -> int:
+        """How many slots behind a row's text the query tokens see at most."""
+        T = self.positions.shape[1]
+        began_before = self.tree is not None and self.tree.ancestors.shape[-1] > -(-T // 32)
+        return MAX_NODES if began_before else T
+
+    def require_tree(self, supported: bool = True):
+        """Raise a ValueError if the tokens are a tree that is too large or not ``supported``."""
+        if self.tree is not None:
+            (_, T), W = self.positions.shape, self.tree.ancestors.shape[-1]
+            require(supported, "tree", "TreeMask", "None: this layer takes chains of tokens")
+            fits = T <= MAX_NODES and W in (1, 2)
+            require(fits, "tree", f"{T} tokens in {W} words", f"at most {MAX_NODES} tokens, in one or two words")
 
     def last_slots(self, page_size: int) -> jax.Array:
         """The last slot that each query token sees, int32 ``[B, T]``; -1 if it is invalid or has no page."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.attention.decode import MOST_QUERIES, decode_attention_kernel
+from jspec.pallas.attention.decode import MOST_QUERIES, MOST_TREE_QUERIES, decode_attention_kernel
 from jspec.pallas.attention.fp8 import STORED, KVScales
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.pages_in_use import max_prefill_pages
@@ -70,7 +70,8 @@ def _in_pages(a: Attention) -> Iterator[tuple[bool, str]]:
 def _of_few_tokens(a: Attention) -> Iterator[tuple[bool, str]]:
     yield from _in_pages(a)
     T, R = a.queries.positions.shape[1], a.q.shape[2] // a.pool.shape[0] - 2
-    yield T * R <= MOST_QUERIES, f"{T} tokens of {R} heads are more than {MOST_QUERIES} queries of a KV head"
+    most = MOST_QUERIES if a.queries.tree is None else MOST_TREE_QUERIES
+    yield most >= T * R, f"{T} tokens of {R} heads are more than {most} queries of a KV head"
 
 
 def _of_many_tokens(a: Attention) -> Iterator[tuple[bool, str]]:
@@ -78,6 +79,7 @@ def _of_many_tokens(a: Attention) -> Iterator[tuple[bool, str]]:
     and of 64 with R = 6. With R = 3, 5 or 7 it is 128, but ``prefill_chunk`` is less by default."""
     (B, T, N, H), (G, _, P, _) = a.q.shape, a.pool.shape
     yield on_hopper(), "this is no Hopper GPU"
+    yield a.queries.tree is None, "query tokens are a tree, whose masks the kernel has not"
     yield a.spec.softcap is None, "scores have a soft cap, for which the kernel's hyperbolic tangent is too coarse"
     yield a.q.dtype == a.pool.dtype == jnp.bfloat16, f"queries are {a.q.dtype}, and the pool is {a.pool.dtype}"
     yield P == 64 or P == 128 == tile_slots_of(H, H), f"pages of {P} slots make no tiles"

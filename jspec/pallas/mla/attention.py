@@ -53,6 +53,7 @@ def latent_attention(
 
     The kernel is for bfloat16 and float32, and for latents and rotated keys whose sizes are powers of two of at least
     16; that of latents is at most 512. Other models run the reference implementation, on a GPU as well."""
+    queries.require_tree(supported=False)
     args, supported = (q, pool, queries, scales), IN_PAGES.serves(q, pool, rank)
     functions = latent_attention_kernel, latent_attention_reference
     return by_platform(*functions, *args, supported=supported, rank=rank, scale=scale)

@@ -25,6 +25,7 @@ def up_projected_attention(
     q, pool, queries: PagedQueries, maps: HeadMaps, scales: KVScales | None = None, *, scale: float
 ) -> jax.Array:
     """``up_projected_attention_reference``, and on a Hopper GPU ``up_projected_attention_kernel``."""
+    queries.require_tree(supported=False)
     functions = up_projected_attention_kernel, up_projected_attention_reference
     return by_platform(*functions, q, pool, queries, maps, scales, scale=scale)
 

@@ -188,7 +188,7 @@ def test_a_view_attends_by_the_reference_on_a_cpu():
     case = Case(T=5, R=4, H=64, P=16, pages=9, window=3, sink=1.0)
     (q, k, v, queries), _ = problem(case)
     with jax.default_device(jax.devices("cpu")[0]):
-        got = jax.jit(lambda view, *args: view.attend(*args))(PagedView(*queries), q, LayerKV(k, v), case.spec)
+        got = jax.jit(lambda view, *args: view.attend(*args))(PagedView(*queries[:3]), q, LayerKV(k, v), case.spec)
         wanted = jax.jit(paged_attention_reference)(q, k, v, queries, case.spec)
         np.testing.assert_array_equal(got, wanted)
 
