@@ -2,6 +2,7 @@
 distribution."""
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,18 +85,8 @@ def sample_kernel(logits, temperature, top_k, top_p, min_p, key_data=None, *, in
 
     Where tokens are cut, the second kernel reads the logits again, because it has to search the cutoff."""
     B, J, V = logits.shape
-    groups, size = num_groups(V), group_size(V)
-    group_shapes = [jax.ShapeDtypeStruct((B, J, groups), jnp.float32)] * 2
     shape_of = lambda dtype: jax.ShapeDtypeStruct((B, J), dtype)  # noqa: E731
-    peak, total = kernel_call(
-        _weigh_groups,
-        *(logits, temperature),
-        grid=(B, J, pl.cdiv(groups, _GROUPS)),
-        out_shape=group_shapes,
-        num_warps=_WARPS,
-        interpret=interpret,
-        shape=(_GROUPS, size),
-    )
+    peak, total = group_weights(logits, temperature, interpret)
     token, *distribution = kernel_call(
         _sample,
         *(logits, temperature, top_k, top_p, min_p, peak, total, *(() if key_data is None else (key_data,))),
@@ -103,9 +94,25 @@ def sample_kernel(logits, temperature, top_k, top_p, min_p, key_data=None, *, in
         out_shape=[shape_of(jnp.int32), *[shape_of(jnp.float32)] * 3],
         num_warps=DISTRIBUTION_WARPS,
         interpret=interpret,
-        size=size,
+        size=group_size(V),
     )
     return token, WarpedLogits(logits, *distribution)
+
+
+def group_weights(logits, temperature, interpret: bool):
+    """By a kernel: the largest scaled logit of each group and the sum of its weights over that, float32 ``[B, J, groups]``
+    each, before anything is cut."""
+    B, J, V = logits.shape
+    groups = num_groups(V)
+    return kernel_call(
+        _weigh_groups,
+        *(logits, temperature),
+        grid=(B, J, pl.cdiv(groups, _GROUPS)),
+        out_shape=[jax.ShapeDtypeStruct((B, J, groups), jnp.float32)] * 2,
+        num_warps=_WARPS,
+        interpret=interpret,
+        shape=(_GROUPS, group_size(V)),
+    )
 
 
 def _scale(temperature):
@@ -126,21 +133,11 @@ def _sample(logits_ref, temperature_ref, top_k_ref, top_p_ref, min_p_ref, peak_r
     *key_refs, token_ref, scale_ref, cutoff_ref, lse_ref = refs
     at = b, _ = pl.program_id(0), pl.program_id(1)
     V = logits_ref.shape[2]
-    temperature, top_k, top_p, min_p = temperature_ref[b], top_k_ref[b], top_p_ref[b], min_p_ref[b]
-    noisy, scale = temperature > 0, _scale(temperature)
-    cuts = noisy & (((top_k > 0) & (top_k < V)) | (top_p < 1) | (min_p > 0))
-    peaks, groups = load_groups(peak_ref, at, other=-jnp.inf)
-    totals, _ = load_groups(total_ref, at, other=0.0)
-    peak = jnp.max(peaks)
-
-    def cut():
-        floor = cutoff_in_kernel(logits_ref, at, scale, top_k, top_p, min_p)
-        return floor, _totals_above(floor, logits_ref, at, scale, peak, size)
-
-    floor, totals = jax.lax.cond(cuts, cut, lambda: (scale, totals))  # a branch that returns a literal does not lower
-    floor, shifts = jnp.where(cuts, floor, -jnp.inf), jnp.where(cuts, peak, peaks)
-    scale_ref[at], cutoff_ref[at] = scale, floor
-    lse_ref[at] = peak + jnp.log(jnp.sum(totals * jnp.exp(shifts - peak)))
+    settings = [ref[b] for ref in (temperature_ref, top_k_ref, top_p_ref, min_p_ref)]
+    noisy, scale, floor, lse, groups, peaks, shifts, totals = weighed(
+        logits_ref, at, settings, peak_ref, total_ref, size
+    )
+    scale_ref[at], cutoff_ref[at], lse_ref[at] = scale, floor, lse
 
     def argmax_by_group(noise, rank):
         _, group = best_of(rank, groups, peak_ref.shape[2])
@@ -157,6 +154,47 @@ def _sample(logits_ref, temperature_ref, top_k_ref, top_p_ref, min_p_ref, peak_r
         return argmax_by_group(jnp.zeros_like, peaks)
 
     token_ref[at] = jax.lax.cond(noisy, drawn if key_refs else lambda: jnp.minimum(b, 0) - 1, likeliest)
+
+
+class Weighed(NamedTuple):
+    """In a kernel: a distribution, and what the groups of its tokens weigh.
+
+    Attributes:
+      noisy: whether it is not greedy.
+      scale, floor, lse: as those of ``WarpedLogits``.
+      groups: int32 ``[n]``, the ids of the groups, padded.
+      peaks: float32 ``[n]``, their largest scaled logits.
+      shifts, totals: float32 ``[n]``; a group weighs totals * exp(shifts).
+    """
+
+    noisy: Any
+    scale: Any
+    floor: Any
+    lse: Any
+    groups: Any
+    peaks: Any
+    shifts: Any
+    totals: Any
+
+
+def weighed(logits_ref, at, settings, peak_ref, total_ref, size: int) -> Weighed:
+    """In a kernel: distribution ``at = (b, j)`` under a request's temperature, top_k, top_p and min_p, from what
+    ``group_weights`` has made."""
+    temperature, top_k, top_p, min_p = settings
+    noisy, scale = temperature > 0, _scale(temperature)
+    cuts = noisy & (((top_k > 0) & (top_k < logits_ref.shape[2])) | (top_p < 1) | (min_p > 0))
+    peaks, groups = load_groups(peak_ref, at, other=-jnp.inf)
+    totals, _ = load_groups(total_ref, at, other=0.0)
+    peak = jnp.max(peaks)
+
+    def cut():
+        floor = cutoff_in_kernel(logits_ref, at, scale, top_k, top_p, min_p)
+        return floor, _totals_above(floor, logits_ref, at, scale, peak, size)
+
+    floor, totals = jax.lax.cond(cuts, cut, lambda: (scale, totals))  # a branch that returns a literal does not lower
+    floor, shifts = jnp.where(cuts, floor, -jnp.inf), jnp.where(cuts, peak, peaks)
+    lse = peak + jnp.log(jnp.sum(totals * jnp.exp(shifts - peak)))
+    return Weighed(noisy, scale, floor, lse, groups, peaks, shifts, totals)
 
 
 def _totals_above(floor, logits_ref, at, scale, peak, size: int):
