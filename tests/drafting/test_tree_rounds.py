@@ -43,7 +43,7 @@ def test_texts_and_trees(head, shape):
     rounds, text = check(played)
     accepted = np.array([one.accepted[row] for one in rounds for row in np.flatnonzero(one.live)])
     assert {0, 1} <= set(accepted.tolist())
-    assert accepted.max() == min(shape.depth, 3)
+    assert accepted.max() >= min(shape.depth, 3)
     for most in (0, 1, 3, 20):
         fewer, same = played.play(max_drafts=most)
         assert (same == text).all()

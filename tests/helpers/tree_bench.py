@@ -30,7 +30,7 @@ from jspec.sampling.tree import Tree
 from jspec.sampling.verify import RULES
 
 S, P = 32, 4  # slots of a row and of a page: a tree crosses pages, and the table ends where the row does
-TARGET: ModelConfig = dataclasses.replace(LLAMA, num_layers=2)
+TARGET: ModelConfig = dataclasses.replace(LLAMA, num_layers=2, windows=())
 DRAFTERS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYER, fuse_bias=True),
     "eagle3": dataclasses.replace(HEADS["eagle3"], aux_layers=(0, 1, 2)),  # knows 20 tokens of 29
