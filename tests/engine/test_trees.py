@@ -122,26 +122,37 @@ def test_stop_tokens_and_watchers_within_a_path(engine, kind):
         assert texts(serve(engine, watched)) == [tokens[: place + 1] for tokens in own]
 
 
-def test_chains_beside_requests_with_options(engine, kind):
+OPTIONS = {
+    "logprobs": {"logprobs": 2},
+    "penalties": {"repetition_penalty": 1.3, "logit_bias": {3: 1.0}},
+    "grammar": {},
+}
+
+
+def with_options(requests: list[Request], name: str) -> list[Request]:
+    some = with_params(requests, max_tokens=4, **OPTIONS[name])
+    return [dataclasses.replace(one, constraint=Automaton(ANY)) for one in some] if name == "grammar" else some
+
+
+@pytest.mark.parametrize("options", in_tiers(OPTIONS, ["logprobs", "penalties"]))
+def test_chains_beside_requests_with_options(engine, kind, options):
     """Rounds of a batch draft chains with the same head while one of its requests has options that need it, and trees before
     and behind."""
-    short = with_params(REQUESTS[:3], max_tokens=4)
-    options = [
-        with_params(short, logprobs=2),
-        with_params(short, repetition_penalty=1.3, logit_bias={3: 1.0}),
-        [dataclasses.replace(one, constraint=Automaton(ANY)) for one in short],
-    ]
-    for some in options:
-        fresh = [dataclasses.replace(one, constraint=one.constraint and Automaton(ANY)) for one in some]
-        mixed = [one for pair in zip(REQUESTS[3:6], some, strict=True) for one in pair]
-        actives = serve(engine, mixed)
-        assert texts(actives[::2]) == expected(kind)[3:6]
-        assert texts(actives[1::2]) == alone(kind, fresh)
-        assert {3, SHAPE.nodes - 1} <= {drafted for active in actives[::2] for drafted in active.drafted}
-    found, plain = (serve(llm.engine, options[0]) for llm in (llm_of(kind), llm_of(kind, None)))
-    for one, other in zip(found, plain, strict=True):
-        ours, theirs = (llm.engine.frontend.result(x) for llm, x in ((llm_of(kind), one), (llm_of(kind, None), other)))
-        np.testing.assert_allclose(ours.token_logprobs, theirs.token_logprobs, atol=1e-4)
+    pairs = zip(REQUESTS[3:6], with_options(REQUESTS[:3], options), strict=True)
+    actives = serve(engine, [one for pair in pairs for one in pair])
+    assert texts(actives[::2]) == expected(kind)[3:6]
+    assert texts(actives[1::2]) == alone(kind, with_options(REQUESTS[:3], options))
+    drafted = {drafted for active in actives[::2] for drafted in active.drafted}
+    assert {SHAPE.depth, SHAPE.nodes - 1} <= drafted
+
+
+def test_logprobs_are_the_targets_own(engine, kind):
+    results = []
+    for serving in (engine, llm_of(kind, None).engine):
+        actives = serve(serving, with_params(REQUESTS, logprobs=2))
+        results.append([serving.frontend.result(active).token_logprobs for active in actives])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 def test_streams_and_statistics(kind):
