@@ -3,18 +3,20 @@
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 import pytest
 from disturbances import calls_of_any_length, few_pages, preempting, serve
 from engines import MAX_LEN, V, assert_nothing_is_held, requests_of
 from lossless.distributions import Grammar
 from lossless.served import Automaton
-from requests_and_engines import CONFIG, P, passing
+from requests_and_engines import P, passing
 from shared_prefixes import sharing_requests
 from tiers import in_tiers
-from tree_engines import KINDS, REQUESTS, SHAPE, llm_of, with_params
+from tree_engines import CONFIG, KINDS, REQUESTS, SHAPE, llm_of, with_params
 
 import jspec
+from benchmarks.rounds.hlo import moves
 from jspec.engine.engine import Engine
 from jspec.engine.request import FULL, STOPPED, ActiveRequest, Request
 from jspec.sampling.params import SamplingParams
@@ -179,6 +181,20 @@ def test_nothing_is_compiled_for_other_requests(engine, kind, xla_compilations):
         serve(engine, [*with_params(REQUESTS[:2], logprobs=1), *with_params(REQUESTS, max_drafts=2), *REQUESTS[::-1]])
     serve(engine, REQUESTS[:1])
     assert (engine.num_compilations, len(xla_compilations)) == (programs, compiled)
+
+
+def test_no_pool_of_pages_is_copied(engine):
+    """As XLA has compiled the rounds for a CPU: the accepted path moves within the pools that a call is given."""
+    serve(engine, REQUESTS[:1])
+    batch = engine.runner.batch
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves((batch.state.cache, batch.state.draft))]
+    for program in (program for program in batch.programs.decode.values() if program.compiled):
+        compiled = program._compiled
+        assert compiled is not None
+        text = compiled.as_text()
+        assert f"[2,{CONFIG.pool_pages},{P},4]" in text, "its pools are known by their shape"
+        assert [op.line for op in moves(text, min(sizes) / 2)] == []
+        assert compiled.memory_analysis().alias_size_in_bytes >= sum(sizes)
 
 
 @pytest.mark.nightly

@@ -6,7 +6,8 @@ from engines import MAX_LEN, TARGET, V, in_bytes, requests_of, shared
 from engines import target as plain_target
 from flax import nnx
 from heads import HEADS, random_head, serving
-from requests_and_engines import CONFIG, PARAMS, PROMPTS
+from requests_and_engines import CONFIG as FEW_PAGES
+from requests_and_engines import PARAMS, PROMPTS
 from tiny import tiny_config
 
 from jspec.checkpoints.files.fields import Fields
@@ -19,6 +20,7 @@ from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params, init
 from jspec.sampling.params import SamplingParams
 
+CONFIG = dataclasses.replace(FEW_PAGES, num_pages=1_500)  # so that nothing else is as large as a pool of pages
 SHAPE = TreeShape(nodes=8, depth=3, branch=2)  # two pages, as each of them has four slots
 KINDS = ("plain", "fp8 cache", "fp8 cache of tokens", "int4", "sinks")
 # Beside those of other tests, one that ends where its row does.
