@@ -52,7 +52,7 @@ NIGHTLY = (
 
 
 class TestTrees(Losslessness):
-    runs = (*runs_of(QUICK, NIGHTLY, 8_000), *(Run(program, 200_000, "long") for program in (*QUICK, *NIGHTLY[:4])))
+    runs = (*runs_of(QUICK, NIGHTLY, 5_000), *(Run(program, 200_000, "long") for program in (*QUICK, *NIGHTLY[:4])))
     seed, tables, oracle = 77, None, HeadOracle
     asks = tuple(dataclasses.replace(ask, max_drafts=99) for ask in ASKS)
 
@@ -80,7 +80,8 @@ class TestTrees(Losslessness):
         if run.tier == "long":
             pytest.skip("the distribution is tested")
         alone = dataclasses.replace(run.program, tree=None)
-        for (_, tally), plain in zip(played, play(alone, None, run.samples, self.seed, self.asks), strict=True):
+        for (oracle, tally), plain in zip(played, play(alone, None, run.samples, self.seed, self.asks), strict=True):
             assert (tally.texts == plain.texts).all()
             assert plain.rounds[:, 1:].sum() == 0
-            assert tally.rounds.sum() < plain.rounds.sum()
+            if oracle.ask.warp.temperature:
+                assert tally.rounds.sum() < plain.rounds.sum()
