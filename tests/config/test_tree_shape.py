@@ -40,7 +40,7 @@ def test_every_shape_that_can_be_has_room_for_its_bits():
         for depth in range(1, MAX_NODES):
             most = min(branch + (depth - 1) * branch**2 + 1, MAX_NODES)
             if depth > min(most - 1, 1 + MAX_NODES // branch):
-                with pytest.raises(ValueError, match="tree.depth="):
+                with pytest.raises(ValueError, match=r"^tree\.depth="):
                     TreeShape(most, depth, branch)
                 continue
             shape = TreeShape(most, depth, branch)
@@ -75,7 +75,7 @@ def test_settings_that_have_no_place_with_a_tree(fields, said):
 def test_what_is_no_shape_is_refused(tree):
     with pytest.raises(ValueError, match=r"^tree=.*: expected None or a jspec.TreeShape\(nodes=.., depth=.., branch="):
         Speculation(tree=tree)
-    with pytest.raises(ValueError, match="^max_draft_tokens=3 has no place"):
+    with pytest.raises(ValueError, match=r"^max_draft_tokens=3 has no place"):
         Speculation(tree=TreeShape(8, 3, 2), max_draft_tokens=3)
 
 
@@ -108,7 +108,9 @@ WINDOW = dataclasses.replace(TARGET, windows=(12, None, 3))
 )
 def test_models_that_have_no_trees_yet_are_refused(target, draft, shards, said):
     target = target if target is WINDOW else dataclasses.replace(target, windows=())
-    with pytest.raises(ValueError, match=rf"^tree=TreeShape\(nodes=8, depth=3, branch=2\): .*{said}.*; leave tree out$"):
+    with pytest.raises(
+        ValueError, match=rf"^tree=TreeShape\(nodes=8, depth=3, branch=2\): .*{said}.*; leave tree out$"
+    ):
         check_tree(target, draft, TreeShape(8, 3, 2), (shards, None))
     check_tree(target, draft, None, (shards, None))
 

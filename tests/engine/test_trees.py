@@ -6,7 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from disturbances import calls_of_any_length, few_pages, preempting, serve
+from disturbances import attribute, calls_of_any_length, few_pages, preempting, serve
 from engines import MAX_LEN, V, assert_nothing_is_held, requests_of
 from lossless.distributions import Grammar
 from lossless.served import Automaton
@@ -22,6 +22,8 @@ from jspec.engine.request import FULL, STOPPED, ActiveRequest, Request
 from jspec.sampling.params import SamplingParams
 
 ANY = Grammar(tuple(tuple((v + s) % 3 if (v + s) % 3 else -1 for v in range(V)) for s in range(3)), (-1, -1, 5))
+
+LARGE = (33, 3, 4)  # nodes, depth, branch
 
 
 def texts(actives: list[ActiveRequest]) -> list[list[int]]:
@@ -117,8 +119,9 @@ def test_stop_tokens_and_watchers_within_a_path(engine, kind):
         for active, tokens in zip(serve(engine, stops), own, strict=True):
             assert active.tokens == tokens[: tokens.index(tokens[place]) + 1]
             assert active.outcome == STOPPED
-        late = with_params(stops, min_tokens=12)
-        assert texts(serve(engine, late)) == alone(kind, late)
+        for least in (place, 12):
+            late = with_params(stops, min_tokens=least)
+            assert texts(serve(engine, late)) == alone(kind, late)
         found = lambda tokens, _, place=place: place + 1 if len(tokens) > place else None  # noqa: E731
         watched = requests_of(*zip(*((one.prompt, one.params, one.key_data) for one in some), strict=True), found)
         assert texts(serve(engine, watched)) == [tokens[: place + 1] for tokens in own]
@@ -210,8 +213,17 @@ def test_nothing_is_compiled_after_warmup(xla_compilations):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("head", ["eagle3", "eagle-small"])
-@pytest.mark.parametrize("shape", [(2, 1, 1), (5, 3, 4), (33, 3, 4)])
+@pytest.mark.parametrize("shape", [(2, 1, 1), (5, 3, 4), LARGE])
 def test_texts_of_other_heads_and_shapes(head, shape):
     engine = llm_of("plain", head, tree=jspec.TreeShape(*shape)).engine
     with preempting(engine, every=2), calls_of_any_length(engine):
         assert texts(serve(engine, REQUESTS, at_a_time=3)) == expected("plain")
+
+
+@pytest.mark.nightly
+def test_a_tree_beyond_the_pages_is_detected():
+    """Were there pages for chains alone, the last drafts of a tree would be written nowhere."""
+    engine = llm_of("plain", "eagle3", tree=jspec.TreeShape(*LARGE)).engine
+    assert texts(serve(engine, REQUESTS)) == expected("plain")
+    with attribute(engine.scheduler.requirements, "_ahead", engine.runner.num_draft_tokens):
+        assert texts(serve(engine, REQUESTS)) != expected("plain")

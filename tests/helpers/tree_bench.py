@@ -150,7 +150,7 @@ def keys() -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames="window")
 def drawn_by_target(leaves, text, window: int):
-    """The tokens that the target draws behind each token of texts, int32 ``[B, S - 1]``, with the keys of their positions."""
+    """The tokens that the target draws behind each token of a text, int32 ``[B, S - 1]``."""
     positions = jnp.broadcast_to(jnp.arange(1, S, dtype=jnp.int32), (len(text), S - 1))
     noise = RoundNoise(keys(), jnp.zeros(len(text), jnp.int32)).sample_keys(positions)
     logits = causal_logits(flatten(target(window)).merge(leaves), text)

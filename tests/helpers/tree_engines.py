@@ -13,7 +13,7 @@ from tiny import tiny_config
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.huggingface.config import model_config
 from jspec.config import EngineConfig, Speculation, TreeShape
-from jspec.drafting.methods import DrafterBuilder, drafter_for
+from jspec.drafting.methods import drafter_for
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.request import Request
 from jspec.llm import LLM
@@ -21,7 +21,7 @@ from jspec.models import Decoder, build, flat_params, init
 from jspec.sampling.params import SamplingParams
 
 CONFIG = dataclasses.replace(FEW_PAGES, num_pages=1_500)  # so that nothing else is as large as a pool of pages
-SHAPE = TreeShape(nodes=8, depth=3, branch=2)  # two pages, as each of them has four slots
+SHAPE = TreeShape(nodes=10, depth=3, branch=2)  # more than two pages, as each of them has four slots
 KINDS = ("plain", "fp8 cache", "fp8 cache of tokens", "int4", "sinks")
 # Beside those of other tests, one that ends where its row does.
 REQUESTS = requests_of([*PROMPTS, PROMPTS[6]], [*PARAMS, SamplingParams(temperature=1.2, max_tokens=MAX_LEN)])
@@ -45,11 +45,11 @@ def target_of(kind: str) -> Decoder:
 @shared
 def llm_of(kind: str = "plain", head: str | None = "eagle", config: EngineConfig = CONFIG, **speculation) -> LLM:
     """A model that drafts trees of ``SHAPE``, or as ``speculation`` says; without a head, the target alone."""
-    model, settings = target_of(kind), Speculation(**{"tree": SHAPE} | speculation) if head else Speculation()
+    model, how = target_of(kind), {"tree": SHAPE, **speculation}
     if head is None:
-        return LLM(model, None, lambda *_: NoDrafts(), None, None, settings, config)
-    draft = HEADS[head]
-    make: DrafterBuilder = drafter_for(draft, model.config, settings)
+        return LLM(model, None, lambda *_: NoDrafts(), None, None, Speculation(), config)
+    draft, settings = HEADS[head], Speculation(**how)
+    make = drafter_for(draft, model.config, settings)
     return LLM(model, serving(draft, random_head(draft)), make, draft.method, None, settings, config)
 
 
