@@ -79,6 +79,11 @@ def test_what_is_no_shape_is_refused(tree):
         Speculation(tree=TreeShape(8, 3, 2), max_draft_tokens=3)
 
 
+def test_nothing_is_reproducible_to_the_last_bit():
+    with pytest.raises(ValueError, match=r"^reproducible=True has no place with tree=.*; leave either out$"):
+        jspec.load("nowhere", "ngram", tree=TreeShape(8, 3, 2), reproducible=True)
+
+
 def test_a_tree_decides_how_many_drafts_there_are_and_how_they_are_verified():
     settings = Speculation(tree=jspec.TreeShape(8, 3, 2))
     assert (settings.verify, settings.draft_sampling, settings.most_draft_tokens) == ("match", "coupled", 3)
@@ -100,6 +105,11 @@ WINDOW = dataclasses.replace(TARGET, windows=(12, None, 3))
         (WINDOW, HEADS["eagle"], None, "a window of the target is not longer than 3"),
         (TARGET, None, None, "draft is None"),
         (TARGET, "ngram", None, "'ngram'.*expected one of eagle, eagle3"),
+        (TARGET, HEADS["dflash2"], None, "DFlash2, Domino or LiLiCorr"),
+        (TARGET, HEADS["domino"], None, "DFlash2, Domino or LiLiCorr"),
+        (TARGET, HEADS["lilicorr"], None, "DFlash2, Domino or LiLiCorr"),
+        (TARGET, dataclasses.replace(HEADS["dflash"], block_size=3), None, "weights for 2 drafts, fewer than depth=3"),
+        (TARGET, HEADS["xpress"], None, "'xpress'.*expected one of eagle, eagle3"),
         (TARGET, HEADS["medusa"], None, "'medusa'.*expected one of eagle, eagle3"),
         (TARGET, HEADS["mtp"], None, "'mtp'.*expected one of eagle, eagle3"),
         (TARGET, HEADS["p-eagle"], None, "'parallel'.*expected one of eagle, eagle3"),

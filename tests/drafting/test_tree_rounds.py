@@ -34,6 +34,8 @@ def check(played: TreeBench):
         pytest.param("eagle3", SHAPE, marks=pytest.mark.nightly),
         *(pytest.param("eagle", TreeShape(*shape), marks=pytest.mark.nightly) for shape in SHAPES),
         pytest.param("eagle3", TreeShape(12, 3, 4), marks=pytest.mark.nightly),
+        *(pytest.param(head, SHAPE, marks=pytest.mark.nightly) for head in ("dflash", "dspark", "dspark-rnn")),
+        *(pytest.param(head, TreeShape(30, 3, 4), marks=pytest.mark.nightly) for head in ("dflash", "dspark-rnn")),
     ],
     ids=str,
 )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from engines import LLAMA, ragged_prompts
 from flax import nnx
-from heads import HEADS, LAYER, compile_fast, random_head, serving
+from heads import HEADS, LAYER, VARIANTS, compile_fast, random_head, serving
 
 from jspec.config import EngineConfig, ModelConfig, Speculation, TreeShape
 from jspec.config.heads import EagleConfig, HeadConfig
@@ -34,6 +34,11 @@ TARGET: ModelConfig = dataclasses.replace(LLAMA, num_layers=2, windows=())
 DRAFTERS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYER, fuse_bias=True),
     "eagle3": dataclasses.replace(HEADS["eagle3"], aux_layers=(0, 1, 2)),  # knows 20 tokens of 29
+    "dflash": dataclasses.replace(HEADS["dflash"], aux_layers=(0, 1, 2)),
+    "dspark": dataclasses.replace(
+        HEADS["dspark"], aux_layers=(0, 2)
+    ),  # whose drafts know the one before, and 20 tokens
+    "dspark-rnn": dataclasses.replace(VARIANTS["dspark-rnn"], aux_layers=(1,)),  # and all those before
 }
 SHAPE = TreeShape(nodes=8, depth=3, branch=2)
 PROMPTS = ragged_prompts((1, 2, 5, 9, 3, 7, 4, 6), seed=3)
