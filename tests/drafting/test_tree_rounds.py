@@ -2,14 +2,16 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tree_bench import SHAPE, S, TreeBench, assert_texts, assert_trees
+from tree_bench import SHAPE, S, TreeBench, assert_texts, assert_trees, paths_of
 
 from jspec.config import TreeShape
-from jspec.drafting.tree import EagleTree
+from jspec.drafting.tree import EagleTree, Level
 from jspec.engine.runner import step as a_step
 from jspec.engine.runner import tree as ends_of_rounds
 from jspec.pallas.attention.move_path import move_path
@@ -99,6 +101,48 @@ def likeliest_past_the_end(self, levels, context):
 def mask_of_slots(self, length, width):
     right = mask(self, length, width)
     return right._replace(positions=right.root[:, None] + jnp.arange(width, dtype=jnp.int32)[None])
+
+
+def random_levels(shape: TreeShape, rng: np.random.Generator, B: int) -> list[Level]:
+    """All drafts of trees. A draft is often certain, so that paths are as likely as their beginnings, and often none."""
+    W, levels, first = shape.branch, [], 0
+    above, parents = np.zeros((B, 1), np.float32), np.full((B, 1), -1)
+    for _ in range(shape.depth):
+        likely = np.sort(rng.choice([0.0, -0.5, -1.0, -np.inf], size=(B, above.shape[1], W)), axis=2)[:, :, ::-1]
+        scores = (above[:, :, None] + likely).reshape(B, -1).astype(np.float32)
+        tokens = np.tile(np.arange(W), (B, above.shape[1]))
+        levels.append(Level(*map(jnp.asarray, (tokens, scores, np.repeat(parents, W, axis=1)))))
+        above, which = map(np.asarray, jax.lax.top_k(jnp.asarray(scores), W))
+        parents, first = first + which, first + scores.shape[1]
+    return levels
+
+
+@pytest.mark.parametrize("shape", [(8, 3, 2), (20, 4, 3), (33, 3, 4), (4, 1, 3)])
+def test_the_likeliest_paths_make_a_tree(shape):
+    """As many as there is room for, each behind the one that it follows, although some are as likely as others."""
+    shape, B = TreeShape(*shape), 200
+    levels = random_levels(shape, np.random.default_rng(0), B)
+    slots = 70
+    length, most = np.arange(B) % slots + 1, np.array([0, 1, 5, 99])[np.arange(B) % 4]
+    rows = {"tokens": jnp.zeros((B, slots), jnp.int32), "length": jnp.asarray(length), "max_drafts": jnp.asarray(most)}
+    tree = EagleTree(chain=None, shape=shape)._likeliest(levels, SimpleNamespace(**rows))
+    scores, parents = (
+        np.concatenate([np.asarray(x) for x in part], axis=1) for part in list(zip(*levels, strict=True))[1:]
+    )
+    depths = np.concatenate([np.full(level.scores.shape[1], i + 1) for i, level in enumerate(levels)])
+    sizes = set()
+    for row in range(B):
+        best = sorted(range(len(depths)), key=lambda draft: (-scores[row, draft], draft))
+        best = [draft for draft in best if np.isfinite(scores[row, draft])]
+        chosen = sorted(best[: min(shape.nodes - 1, slots - length[row], most[row])])
+        paths = paths_of(tree, row)
+        assert len(paths) == len(chosen)
+        assert [len(path) for path in paths] == depths[chosen].tolist()
+        for place, draft in enumerate(chosen):
+            parent = parents[row, draft]
+            assert tree.parents[row, place] == (0 if parent < 0 else 1 + chosen.index(parent))
+        sizes.add(len(paths))
+    assert {0, 1, min(5, shape.nodes - 1), shape.nodes - 1} <= sizes
 
 
 TEXT = "the text is not the target's own"
