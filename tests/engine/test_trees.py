@@ -223,6 +223,20 @@ def test_texts_of_other_heads_and_shapes(head, shape):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("sizes", [(8, 4, None), (7, 5, 14), (3, 4, 5)])
+def test_texts_of_contexts_shorter_than_trees(sizes):
+    """Of so many slots, in pages of so many, and with so many query tokens for each row."""
+    config = dataclasses.replace(CONFIG, **dict(zip(("max_len", "page_size", "width"), sizes, strict=True)))
+    some = [
+        dataclasses.replace(one, prompt=list(one.prompt)[: 1 + i % (config.max_len - 1)])
+        for i, one in enumerate(REQUESTS)
+    ]
+    trees, alone = (texts(serve(llm_of("plain", head, config).engine, some)) for head in ("eagle", None))
+    assert trees == alone
+    assert {len(tokens) for tokens in trees} == set(range(1, config.max_len))
+
+
+@pytest.mark.nightly
 def test_a_tree_beyond_the_pages_is_detected():
     """Were there pages for chains alone, the last drafts of a tree would be written nowhere."""
     engine = llm_of("plain", "eagle3", tree=jspec.TreeShape(*LARGE)).engine
