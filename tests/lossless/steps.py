@@ -168,8 +168,9 @@ def tally(asks: Sequence[Ask], which, tokens, length, count, drafted, accepted) 
       which: int ``[n]``, the kind that each row played.
       tokens: ``[n, S]``, the text of each row, prompt included.
       length: ``[n]``.
-      count, drafted, accepted: ``[n, rounds]``, of every round of a row.
+      count, drafted, accepted: ``[n, rounds]``, of every round of a row. More than K drafts, of a tree, count as K.
     """
+    drafted = np.minimum(drafted, K)
     start = np.array([len(ask.prompt) for ask in asks])[which]
     tokens = np.take_along_axis(tokens, np.minimum(start[:, None] + np.arange(N), tokens.shape[1] - 1), axis=1)
     texts = count_pairs(which, _code(tokens, length - start), (len(asks), (V + 1) ** N))
@@ -223,7 +224,8 @@ def _processors(asks: Sequence[Ask]) -> Processors | None:
 
 def _step(program: Program, target, draft) -> DecodeStep:
     drafter = program.drafter(target, draft)
-    width = drafter.num_draft_tokens + 1
+    tree = getattr(program, "tree", None)
+    width = drafter.num_draft_tokens + 1 if tree is None else tree.nodes
     return DecodeStep(target, drafter, program.rule, width, program.noise, budget=program.budget)
 
 
