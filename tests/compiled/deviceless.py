@@ -4,6 +4,7 @@ XLA takes a description of the device in place of one. It has no autotuning then
 structure from the result, not speed.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -15,9 +16,24 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.rounds.programs import Decoding, decoding_program
+from benchmarks.shapes import LLAMA_1B, LLAMA_8B, head_for
 
 UNCHECKED = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 os.environ.setdefault(UNCHECKED, "1")  # there is no driver to check
+
+# Drafters of few layers, by the names of their methods.
+_DSPARK: Any = head_for(LLAMA_8B, "dspark")
+DRAFTERS = {
+    None: None,
+    "draft_model": dataclasses.replace(LLAMA_1B, num_layers=1, windows=()),
+    "eagle3": dataclasses.replace(head_for(LLAMA_8B, "eagle3"), aux_layers=(0, 1, 2)),
+    "dspark": dataclasses.replace(
+        _DSPARK,
+        layers=dataclasses.replace(_DSPARK.layers, num_layers=1, windows=()),
+        aux_layers=(0, 1, 2),
+        causal=(False,),
+    ),
+}
 
 # What XLA asks of a device when it cuts programs into kernels. Clocks and widths of its units, which only its cost
 # model reads, are left out where it has defaults.

@@ -6,34 +6,21 @@ of a step are below 1 MiB, its logits above, which is why a copy of those would 
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from deviceless import compiled_for_h200, compiled_round, why_not
+from deviceless import DRAFTERS, compiled_for_h200, compiled_round, why_not
 
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
 from benchmarks.rounds.programs import Decoding
-from benchmarks.shapes import LLAMA_1B, LLAMA_8B, head_for
+from benchmarks.shapes import LLAMA_8B
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 LARGE = 1 << 20  # bytes
 K, LAYERS = 2, 2
-DSPARK: Any = head_for(LLAMA_8B, "dspark")
-DRAFTERS = {
-    None: None,
-    "draft_model": dataclasses.replace(LLAMA_1B, num_layers=1, windows=()),
-    "eagle3": dataclasses.replace(head_for(LLAMA_8B, "eagle3"), aux_layers=(0, 1, 2)),
-    "dspark": dataclasses.replace(
-        DSPARK,
-        layers=dataclasses.replace(DSPARK.layers, num_layers=1, windows=()),
-        aux_layers=(0, 1, 2),
-        causal=(False,),
-    ),
-}
 # Launches of a round over two layers, by drafter and rows, under jax 0.11.2, whose untuned products are not those of a
 # card. Lower them when they fall; raise one only for a gain in time.
 BUDGET = {

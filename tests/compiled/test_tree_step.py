@@ -6,8 +6,7 @@ import functools
 
 import jax
 import pytest
-from deviceless import compiled_round, why_not
-from test_decode_step import DRAFTERS, LARGE, STACKS
+from deviceless import DRAFTERS, compiled_round, why_not
 
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
@@ -17,6 +16,7 @@ from jspec.config import TreeShape
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
+LARGE = 1 << 20  # bytes
 # Launches of a round of one row over two layers, by the shape of its trees, under jax 0.11.2; lower them when they fall.
 BUDGET = {("eagle3", TreeShape(8, 4, 2)): 144, ("dspark", TreeShape(16, 4, 4)): 112}
 
@@ -40,4 +40,8 @@ class TestTrees:
         assert step.memory_analysis().alias_size_in_bytes >= caches > LARGE
 
     def test_launches_no_more_than_it_did(self, method, tree):
-        assert 0 < len(launched(compiled(method, tree)[0].as_text(), loop=True)) <= BUDGET[method, tree] + 4 * STACKS
+        assert (
+            0
+            < len(launched(compiled(method, tree)[0].as_text(), loop=True))
+            <= BUDGET[method, tree] + (12 if jax.__version_info__ >= (0, 12) else 0)
+        )

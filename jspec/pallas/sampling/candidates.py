@@ -90,10 +90,9 @@ def _closest(logits_ref, temperature_ref, *refs, size: int, most: int, ranked: i
     scores = jax.lax.cond(rows.noisy, masses, lambda: rows.peaks)
 
     line = jnp.arange(pl.next_power_of_2(ranked), dtype=jnp.int32)  # a group, the best first
-    group, of_group, first = jnp.zeros_like(line), jnp.full(line.shape, -jnp.inf), None
+    group, of_group, first = jnp.zeros_like(line), jnp.full(line.shape, -jnp.inf), jnp.max(scores)
     for i in range(ranked):
         best, number = best_of(scores, rows.groups, peak_ref.shape[2])
-        first = best if first is None else first
         group, of_group = jnp.where(line == i, number, group), jnp.where(line == i, best, of_group)
         scores = jnp.where(rows.groups == number, -jnp.inf, scores)
 
