@@ -27,6 +27,8 @@ def candidates(logits, warp: Warp, key_data, count: int) -> tuple[jax.Array, jax
 
     Example::
 
+        import jax.numpy as jnp
+
         warp = Warp(jnp.array([0.0]), jnp.array([0]), jnp.array([1.0]), jnp.array([0.0]))  # greedy
         logits, keys = jnp.arange(16.0).reshape(1, 1, 16), jnp.zeros((1, 1, 2), jnp.uint32)
         tokens, _ = candidates(logits, warp, keys, 3)
