@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,8 +112,9 @@ def random_levels(shape: TreeShape, rng: np.random.Generator, B: int) -> list[Le
         likely = np.sort(rng.choice([0.0, -0.5, -1.0, -np.inf], size=(B, above.shape[1], W)), axis=2)[:, :, ::-1]
         scores = (above[:, :, None] + likely).reshape(B, -1).astype(np.float32)
         tokens = np.tile(np.arange(W), (B, above.shape[1]))
-        levels.append(Level(*map(jnp.asarray, (tokens, scores, np.repeat(parents, W, axis=1)))))
-        above, which = map(np.asarray, jax.lax.top_k(jnp.asarray(scores), W))
+        levels.append(Level(*map(np.int32, (tokens, 0, np.repeat(parents, W, axis=1))))._replace(scores=scores))
+        which = np.argsort(-scores, axis=1, kind="stable")[:, :W]
+        above = np.take_along_axis(scores, which, axis=1)
         parents, first = first + which, first + scores.shape[1]
     return levels
 
@@ -124,8 +126,15 @@ def test_the_likeliest_paths_make_a_tree(shape):
     levels = random_levels(shape, np.random.default_rng(0), B)
     slots = 70
     length, most = np.arange(B) % slots + 1, np.array([0, 1, 5, 99])[np.arange(B) % 4]
-    rows = {"tokens": jnp.zeros((B, slots), jnp.int32), "length": jnp.asarray(length), "max_drafts": jnp.asarray(most)}
-    tree = EagleTree(chain=None, shape=shape)._likeliest(levels, SimpleNamespace(**rows))
+    tokens = np.zeros((B, slots), np.int32)
+    length, most = length.astype(np.int32), most.astype(np.int32)
+
+    @jax.jit
+    def tree_of(levels, length, most):
+        context: Any = SimpleNamespace(tokens=tokens, length=length, max_drafts=most)
+        return EagleTree(chain=None, shape=shape)._likeliest(levels, context)
+
+    tree = jax.device_get(tree_of(levels, length, most))
     scores, parents = (
         np.concatenate([np.asarray(x) for x in part], axis=1) for part in list(zip(*levels, strict=True))[1:]
     )
@@ -178,6 +187,7 @@ def test_a_wrong_tree_is_detected(fault, monkeypatch):
 
 @pytest.mark.nightly
 def test_a_window_that_the_deepest_drafts_leave_is_detected():
-    """Which is why ``load`` refuses it: a draft sees all that it follows in the tree."""
+    """Which is why ``load`` refuses it: a window counts slots of the tree, in which an ancestor may be nearer than it is in
+    the text."""
     with pytest.raises(AssertionError, match=TEXT):
-        check(TreeBench("eagle", SHAPE, window=SHAPE.depth))
+        check(TreeBench("eagle", TreeShape(20, 6, 2), window=2))

@@ -192,7 +192,8 @@ def test_no_pool_of_pages_is_copied(engine):
     """As XLA has compiled the rounds for a CPU: the accepted path moves within the pools that a call is given."""
     serve(engine, REQUESTS[:1])
     batch = engine.runner.batch
-    sizes = [leaf.nbytes for leaf in jax.tree.leaves((batch.state.cache, batch.state.draft))]
+    leaves = jax.tree.leaves((batch.state.cache, batch.state.draft))
+    sizes = [leaf.nbytes for leaf in leaves if leaf.ndim > 1]  # without scales of heads
     for program in (program for program in batch.programs.decode.values() if program.compiled):
         compiled = program._compiled
         assert compiled is not None

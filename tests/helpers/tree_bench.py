@@ -150,7 +150,7 @@ def prefilled(step: DecodeStep, text, length, limit, max_drafts) -> DecodeState:
 
 
 def keys() -> jax.Array:
-    return jnp.stack([jnp.full(len(PROMPTS), 5), jnp.arange(len(PROMPTS))], axis=1).astype(jnp.uint32)
+    return jnp.array([[5, row] for row in range(len(PROMPTS))], jnp.uint32)
 
 
 @functools.partial(jax.jit, static_argnames="window")

@@ -1,5 +1,6 @@
 """Candidates of a draw, the ancestors of a tree's drafts, and the rule that follows the target's samples through a tree."""
 
+import dataclasses
 import functools
 
 import jax
@@ -24,14 +25,17 @@ NOISE = RoundNoise(jnp.arange(2 * B, dtype=jnp.uint32).reshape(B, 2), jnp.array(
 find = jax.jit(candidates, static_argnames="count")
 make = jax.jit(make_distribution)
 rule = jax.jit(match_tree, static_argnames="depth")
+chain_of = jax.jit(drafts_of_path)
+keys_at = jax.jit(NOISE.sample_keys)
+masked = jax.jit(Tree.mask, static_argnames="width")
 
 
-def logits_of(n: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(2 * np.random.default_rng(seed).standard_normal((B, n, V)), jnp.float32)
+def logits_of(n: int, seed: int = 0) -> np.ndarray:
+    return (2 * np.random.default_rng(seed).standard_normal((B, n, V))).astype(np.float32)
 
 
-def places(n: int) -> jax.Array:
-    return jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (B, n))
+def places(n: int) -> np.ndarray:
+    return np.tile(np.arange(n, dtype=np.int32), (B, 1))
 
 
 @pytest.fixture(scope="class", params=[1, 5], ids=["one group", "five groups"])
@@ -50,7 +54,7 @@ class TestCandidates:
     J, count = 300, 5
 
     def test_the_first_is_the_draw_and_all_differ(self):
-        logits, keys = logits_of(self.J), NOISE.sample_keys(places(self.J))
+        logits, keys = logits_of(self.J), keys_at(places(self.J))
         tokens, likely = map(np.asarray, find(logits, WARP, keys, count=self.count))
         distribution, drawn = make(logits, WARP, keys)
         np.testing.assert_array_equal(tokens[:, :, 0], drawn)
@@ -68,34 +72,37 @@ class TestCandidates:
 
     def test_at_temperature_0_they_are_the_likeliest(self):
         logits = logits_of(self.J)
-        tokens, likely = find(logits, WARP, NOISE.sample_keys(places(self.J)), count=self.count)
-        log_probs, best = jax.lax.top_k(jax.nn.log_softmax(logits[GREEDY]), self.count)
+        tokens, likely = find(logits, WARP, keys_at(places(self.J)), count=self.count)
+        log_probs = logits[GREEDY] - np.log(np.exp(logits[GREEDY]).sum(axis=1, keepdims=True))
+        best = np.argsort(-log_probs, axis=1)[:, : self.count]
         np.testing.assert_array_equal(tokens[GREEDY], best)
-        np.testing.assert_allclose(likely[GREEDY], log_probs, atol=1e-5)
+        np.testing.assert_allclose(likely[GREEDY], np.take_along_axis(log_probs, best, axis=1), atol=1e-5)
 
     def test_the_draw_from_other_logits_comes_soon(self):
         """With its own noise it is among the candidates more often than with other noise, where filters leave more."""
         ours = logits_of(self.J)
-        theirs, keys = ours + 0.5 * logits_of(self.J, seed=1), NOISE.sample_keys(places(self.J))
+        theirs, keys = ours + 0.5 * logits_of(self.J, seed=1), keys_at(places(self.J))
         _, drawn = make(theirs, WARP, keys)
         found = [
-            np.asarray(find(ours, WARP, some, count=self.count)[0] == drawn[:, :, None]).any(axis=2).mean(axis=1)
-            for some in (keys, NOISE.draft_keys(places(self.J)))
+            (np.asarray(find(ours, WARP, some, count=self.count)[0]) == np.asarray(drawn)[:, :, None])
+            .any(axis=2)
+            .mean(axis=1)
+            for some in (keys, keys_at(places(self.J) + 1_000))
         ]
         assert (found[0][[0, 2]] > found[1][[0, 2]] + 0.3).all()
         assert found[0].min() > 0.75
 
     def test_tokens_outside_of_a_draft_vocabulary_are_none(self):
-        known = jnp.arange(V)[None, None] % 10 == 3
-        logits = jnp.where(known, logits_of(self.J), -jnp.inf)
-        tokens, likely = map(np.asarray, find(logits, WARP, NOISE.sample_keys(places(self.J)), count=self.count))
+        logits = np.where(np.arange(V) % 10 == 3, logits_of(self.J), -np.float32(np.inf))
+        tokens, likely = map(np.asarray, find(logits, WARP, keys_at(places(self.J)), count=self.count))
         real = np.isfinite(likely)
         assert set(tokens[real].tolist()) == {3, 13, 23, 33}
         assert (real[0].sum(axis=1) == 4).all()
 
     def test_logits_that_make_no_distribution_have_none(self):
-        logits = logits_of(self.J).at[:, 0, 7].set(jnp.nan).at[:, 1, 7].set(jnp.inf).at[:, 2].set(-jnp.inf)
-        _, likely = find(logits, WARP, NOISE.sample_keys(places(self.J)), count=self.count)
+        logits = logits_of(self.J)
+        logits[:, 0, 7], logits[:, 1, 7], logits[:, 2] = np.nan, np.inf, -np.inf
+        _, likely = find(logits, WARP, keys_at(places(self.J)), count=self.count)
         finite = np.isfinite(np.asarray(likely)).any(axis=2)
         assert not finite[:, :3].any()
         assert finite[:, 3:].all()
@@ -117,13 +124,13 @@ def random_trees(N: int, depth: int, seed: int, tokens: int = V) -> Tree:
             parents[row, i], depths[row, i], drafts[row, i] = parent, all_depths[-1], token
     count = rng.integers(N // 2, N, size=B).astype(np.int32)
     count[0] = 0
-    return Tree(*map(jnp.asarray, (drafts, parents, depths, count)))
+    return Tree(drafts, parents, depths, count)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(("N", "depth"), [(2, 1), (8, 3), (32, 31), (33, 6), (64, 33)])
 def test_ancestors(N, depth):
     tree = random_trees(N, depth, seed=N, tokens=64)
-    words = np.asarray(tree.ancestors)
+    words = np.asarray(masked(tree, np.ones(B, np.int32), N).ancestors)
     assert words.shape == (B, N, -(-N // 32))
     for row in range(B):
         seen: list[set[int]] = [{0}]
@@ -134,12 +141,12 @@ def test_ancestors(N, depth):
 
 
 def test_a_mask_counts_positions_by_depth_and_slots_by_place():
-    tree, length = random_trees(8, 3, seed=1), jnp.array([3, 1, 12, 5, 9])
-    mask = tree.mask(length, 10)
+    tree, length = random_trees(8, 3, seed=1), np.array([3, 1, 12, 5, 9], np.int32)
+    mask = masked(tree, length, 10)
     np.testing.assert_array_equal(mask.root, length - 1)
     np.testing.assert_array_equal(mask.positions[:, 0], length - 1)
     np.testing.assert_array_equal(mask.positions[:, 1:8], length[:, None] - 1 + tree.depths)
-    np.testing.assert_array_equal(mask.ancestors[:, :8], tree.ancestors)
+    np.testing.assert_array_equal(mask.ancestors[:, :8], masked(tree, length, 8).ancestors)
     assert mask.positions.shape == (B, 10)
 
 
@@ -162,15 +169,16 @@ def planted(N: int, depth: int, seed: int):
     """A tree into which the target's draws are planted here and there, and the logits after its query tokens."""
     tree, rng = random_trees(N, depth, seed, tokens=V), np.random.default_rng(seed)
     logits = logits_of(N, seed)
-    logits = logits.at[2, int(rng.integers(N))].set(jnp.nan)
-    distribution, sampled = make(logits, WARP, NOISE.sample_keys(tree.query_depths))
+    logits[2, rng.integers(N)] = np.nan
+    query_depths = np.pad(tree.depths, ((0, 0), (1, 0)))
+    distribution, sampled = make(logits, WARP, keys_at(query_depths))
     tokens, sampled = np.array(tree.tokens), np.asarray(sampled)
     for row, i in np.ndindex(*tokens.shape):
         parent = int(tree.parents[row, i])
         siblings = tokens[row, np.asarray(tree.parents[row]) == parent]
         if rng.random() < 0.6 and sampled[row, parent] not in siblings:
             tokens[row, i] = sampled[row, parent]
-    tree = Tree(jnp.asarray(tokens), tree.parents, tree.depths, tree.count)
+    tree = dataclasses.replace(tree, tokens=tokens)
     return tree, logits, sampled, np.asarray(distribution.finite)
 
 
@@ -178,8 +186,8 @@ def planted(N: int, depth: int, seed: int):
 @pytest.mark.parametrize(("N", "depth"), [(8, 3), (40, 6)])
 def test_the_rule_walks_along_the_targets_draws(N, depth, seed):
     tree, logits, sampled, finite = planted(N, depth, seed)
-    result, path = rule(logits, WARP, tree, NOISE, depth=depth)
-    chain = drafts_of_path(tree, path)
+    result, path = jax.device_get(rule(logits, WARP, tree, NOISE, depth=depth))
+    chain = jax.device_get(chain_of(tree, path))
     for row in range(B):
         expected, token, ok = walked(tree, row, sampled[row], finite[row], depth)
         assert result.accepted[row] == len(expected) - 1
