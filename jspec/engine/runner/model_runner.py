@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jspec.config import EngineConfig
+from jspec.config.tree import MAX_NODES
 from jspec.engine.adaptive.cost_table import RoundShape, drafts_of
 from jspec.engine.aot_cache.costs import Seconds
 from jspec.engine.aot_cache.executables import ExecutableCache
@@ -93,6 +94,10 @@ class ModelRunner:
         self.num_draft_tokens, self.width, self.draft_lengths = most, builder.width(most), builder.draft_lengths
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
+        if decoding.tree is not None and (config.width or MAX_NODES) < decoding.tree.nodes:
+            raise ValueError(
+                f"width={config.width}: expected None or at least {decoding.tree.nodes}, the nodes of a tree"
+            )
         workspace = None
         if sharding is not None and config.peer_packets:
             workspace = sharding.workspace(target, draft_model, DTYPES[config.dtype])
