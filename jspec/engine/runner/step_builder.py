@@ -60,7 +60,8 @@ class StepBuilder:
 
     def width(self, K: int, trees: bool = False) -> int:
         """How many query tokens the target reads for each row in a round of K drafts, or of trees that deep."""
-        return max(self.config.width or 0, self.decoding.tree.nodes if trees and self.decoding.tree else K + 1)
+        tree = self.decoding.tree if trees else None
+        return self.config.width or (K + 1 if tree is None else tree.nodes)
 
     def step(
         self, leaves: Leaves, K: int, budget: int | None = None, peers: Peers | None = None, trees: bool = False

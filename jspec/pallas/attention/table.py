@@ -79,7 +79,7 @@ def _of_many_tokens(a: Attention) -> Iterator[tuple[bool, str]]:
     and of 64 with R = 6. With R = 3, 5 or 7 it is 128, but ``prefill_chunk`` is less by default."""
     (B, T, N, H), (G, _, P, _) = a.q.shape, a.pool.shape
     yield on_hopper(), "this is no Hopper GPU"
-    yield a.queries.tree is None, "query tokens are a tree, whose masks the kernel has not"
+    yield a.queries is None or a.queries.tree is None, "query tokens are a tree, whose masks the kernel has not"
     yield a.spec.softcap is None, "scores have a soft cap, for which the kernel's hyperbolic tangent is too coarse"
     yield a.q.dtype == a.pool.dtype == jnp.bfloat16, f"queries are {a.q.dtype}, and the pool is {a.pool.dtype}"
     yield P == 64 or P == 128 == tile_slots_of(H, H), f"pages of {P} slots make no tiles"
