@@ -238,7 +238,7 @@ def test_texts_of_contexts_shorter_than_trees(sizes):
 
 
 def test_a_width_that_has_no_room_for_a_tree_is_refused():
-    with pytest.raises(ValueError, match="width=5: expected None or at least [0-9]+, the nodes of a tree"):
+    with pytest.raises(ValueError, match=r"width=5: expected None or at least \d+, the nodes of a tree"):
         llm_of("plain", "eagle", dataclasses.replace(CONFIG, width=5))
 
 

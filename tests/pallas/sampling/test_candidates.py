@@ -13,6 +13,7 @@ from jspec.pallas.sampling.candidates import closest_kernel, closest_reference
 from jspec.pallas.sampling.sample import sample_reference
 
 B, J, C = 8, 3, 4
+reference, sampled = jax.jit(functools.partial(closest_reference, count=C)), jax.jit(sample_reference)
 
 
 def problem(V, dtype="float32"):
@@ -28,14 +29,13 @@ def problem(V, dtype="float32"):
 class TestClosest:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        functions = (functools.partial(function, count=C) for function in (closest_reference, closest_kernel))
-        self.closest = implementation(*functions)
+        self.closest = implementation(reference, functools.partial(closest_kernel, count=C))
 
     @pytest.mark.parametrize("V", [5, 997, 5000])
     def test_the_first_is_the_token_that_is_drawn(self, V):
         args = problem(V)
         tokens, likely = self.closest(*args)
-        np.testing.assert_array_equal(tokens[..., 0], sample_reference(*args)[0])
+        np.testing.assert_array_equal(tokens[..., 0], sampled(*args)[0])
         assert (likely[..., :-1] >= likely[..., 1:] - 1e-6).all()
 
     @pytest.mark.parametrize("V", [997, 5000])
@@ -49,7 +49,7 @@ class TestClosest:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_the_kernel_is_the_reference(self, dtype):
         args = problem(3000, dtype)
-        wanted = [np.asarray(x) for x in closest_reference(*args, C)]
+        wanted = [np.asarray(x) for x in reference(*args)]
         tokens, likely = (np.asarray(x) for x in self.closest(*args))
         exist = np.isfinite(wanted[1])
         np.testing.assert_array_equal(exist, np.isfinite(likely))
