@@ -78,14 +78,14 @@ class LLM(BesideTrainer, ReplaceableWeights):
         auto = speculation.auto and method is not None
         budgeted = speculation.verify_budget is not None and method is not None
         drafts_decide = not speculation.same_text_for_every_K(config.width, config.pins_shapes)
-        chains_differ = speculation.tree is not None and method is not None  # from trees, in the last bits
-        self.reproducible = config.reproducible and not chains_differ and not ((auto or budgeted) and drafts_decide)
+        varies = (auto or budgeted) and drafts_decide
+        self.reproducible = config.reproducible and not varies and speculation.tree is None  # chains have other bits
         decoding = Decoding(
             make_drafter,
             speculation.verify,
             draft_lengths=speculation.draft_lengths if auto else None,
             budgets=speculation.budgets if budgeted else verify_every_draft,
-            tree=speculation.tree if method is not None else None,
+            tree=speculation.tree,
         )
         self.engine = Engine(
             target,

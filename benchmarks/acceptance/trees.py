@@ -1,6 +1,6 @@
 """How many tokens a round gives with trees of drafts, and with chains, of heads of the shipped family.
 
-    python -m benchmarks.acceptance.trees                        # EAGLE-3, EAGLE and DSpark; 15 minutes on two cores
+    python -m benchmarks.acceptance.trees                        # EAGLE-3, EAGLE and DSpark, of seven shapes each
     python -m benchmarks.acceptance.trees --only eagle3 --small  # one head, a few tokens
 
 Both are verified by ``match``, with drafts of the target's own noise. What stands behind ± is one standard error, by leaving

@@ -22,9 +22,9 @@ FIRST = """## What to do with such a pair
 2. Choose K by how many requests you serve at a time. One request of a model of this size waits for kernels rather than
    for weights, so that a pass of a draft model of a third of its size takes more than half as long as one of its own: one
    or two drafts, or a trained head, whose passes are one layer. From 16 requests on this draft model does not pay.
-   `num_draft_tokens="auto"` ([Drafting](../guides/drafting.md)) chooses K while it serves, drafting nothing included; in
-   runs as short as these, of a third of a second with 64 requests, it has not made up for its trials. Where answers
-   repeat the prompt, `draft="ngram"` needs no second model.
+   `num_draft_tokens="auto"` ([Drafting](../guides/drafting.md)) chooses K while it serves, drafting nothing included; from
+   16 requests on, in runs of a second or less, it was up to 15% behind plain decoding here, for reasons that were not
+   looked into. Where answers repeat the prompt, `draft="ngram"` needs no second model.
 3. Train a head from the target's own answers ([a quarter of an hour](../guides/training.md#a-head-in-a-quarter-of-an-hour)),
    on questions like those that you will get: what it learned of code says little about edits. `eagle3` below is that head,
    and `eagle3-more` the same after [more answers](../guides/training.md#from-another-head)."""

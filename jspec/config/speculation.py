@@ -68,8 +68,8 @@ class Speculation:
         engine chooses n between calls, from the acceptance so far and the measured cost of rounds. None verifies every
         draft. The text keeps the target's distribution, but with ``rejection`` and ``block`` it depends on the other
         requests of the batch; so under ``reproducible=True`` each request gets n tokens.
-      tree: the shape of trees of drafts, for EAGLE and EAGLE-3 heads. A path is followed as far as it is the target's own
-        seeded sample, so the rule is ``match``, and K is the tree's depth. None drafts chains.
+      tree: the shape of trees of drafts, of EAGLE and EAGLE-3 heads and block drafters. A path is followed as far as it is
+        the target's own seeded sample, so the rule is ``match``, and K is the tree's depth. None drafts chains.
 
     Example::
 

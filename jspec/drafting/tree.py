@@ -1,9 +1,10 @@
 """Trees of drafts, grown best first (EAGLE-2: Li et al., 2024), of EAGLE and EAGLE-3 heads and of block drafters.
 
-The likeliest drafts of a level get children. These are the tokens that the target's own seeded draw is
-closest to, under the noise that this draw will have. Nothing about a tree has a law to keep: the rule ``match_tree``
-(``jspec.sampling.tree``) gives the target's own text for any."""
+The likeliest drafts of a level get children: the tokens that come first under the noise that the target's own draw will
+have there. No distribution of drafts enters the rule, ``match_tree`` (``jspec.sampling.tree``), which gives the target's own
+text for any tree."""
 
+import abc
 import dataclasses
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -58,7 +59,7 @@ class Parents(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeDrafter:
+class TreeDrafter(abc.ABC):
     """A draft head that proposes trees. A subclass says what the head reads of a level.
 
     Attributes:
@@ -99,18 +100,18 @@ class TreeDrafter:
     def prefill(self, state, prompt: Prompt):
         return self.chain.prefill(state, prompt)
 
+    @abc.abstractmethod
     def begin(self, state, context: Context) -> tuple[Any, jax.Array]:
         """The pass that begins a round: what ``read`` goes on from, and logits ``[B, 1, Vd]`` of the root's children."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def read(self, carry, context: Context, parents: Parents) -> tuple[Any, jax.Array]:
         """Read drafts that get children: what the next call goes on from, and the logits of the children, ``[B, W, Vd]``, or
         ``[B, 1, Vd]`` if they are the same of all."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def end(self, carry) -> Any:
         """The state of the drafter after the round."""
-        raise NotImplementedError
 
     def have_slots(self, context: Context, depth: int) -> Any:
         """Whether each of W drafts at ``depth`` has a place in the head's cache, bool ``[B, W]``."""

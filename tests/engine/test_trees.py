@@ -237,9 +237,10 @@ def test_texts_of_contexts_shorter_than_trees(sizes):
     assert {len(tokens) for tokens in trees} == set(range(1, config.max_len))
 
 
-def test_a_width_that_has_no_room_for_a_tree_is_refused():
-    with pytest.raises(ValueError, match=r"width=5: expected None or at least \d+, the nodes of a tree"):
-        llm_of("plain", "eagle", dataclasses.replace(CONFIG, width=5))
+@pytest.mark.parametrize("width", [5, 65])
+def test_a_width_in_which_no_tree_fits_is_refused(width):
+    with pytest.raises(ValueError, match=rf"width={width}: expected None or a number in \d+..64, from the nodes"):
+        llm_of("plain", "eagle", dataclasses.replace(CONFIG, width=width))
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jspec._validation import require
 from jspec.config import EngineConfig
 from jspec.config.tree import MAX_NODES
 from jspec.engine.adaptive.cost_table import RoundShape, drafts_of
@@ -94,10 +95,10 @@ class ModelRunner:
         self.num_draft_tokens, self.width, self.draft_lengths = most, builder.width(most), builder.draft_lengths
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
-        if decoding.tree is not None and (config.width or MAX_NODES) < decoding.tree.nodes:
-            raise ValueError(
-                f"width={config.width}: expected None or at least {decoding.tree.nodes}, the nodes of a tree"
-            )
+        if decoding.tree is not None and config.width is not None:
+            nodes = decoding.tree.nodes
+            expected = f"None or a number in {nodes}..{MAX_NODES}, from the nodes of a tree on"
+            require(nodes <= config.width <= MAX_NODES, "width", config.width, expected)
         workspace = None
         if sharding is not None and config.peer_packets:
             workspace = sharding.workspace(target, draft_model, DTYPES[config.dtype])
