@@ -4,8 +4,8 @@
     python -m benchmarks.tables --check    # writes nothing; exits 1 if a document differs from what it would write
 
 Whole documents are docs/results/performance.md, docs/results/drafters.md, docs/results/real-models.md where there are
-results of it, and docs/results/efficiency-<method>.md, the last with the table of costs beside it. In README.md,
-docs/guides/quantization.md and docs/guides/draft-vocabularies.md it writes only what stands between the comments
+results of it, and docs/results/efficiency-<method>.md, the last with the table of costs beside it. In README.md and
+the guides quantization.md, drafting.md and draft-vocabularies.md it writes only what stands between the comments
 ``<!-- name: ... -->`` and ``<!-- /name -->``. The plot of a document is written with it, but not compared: its bytes
 depend on the version of matplotlib."""
 
@@ -16,7 +16,7 @@ import re
 import sys
 
 from benchmarks.acceptance import drafters, editing, small_drafts
-from benchmarks.report import activations_table, kv_cache_table, performance, real_models_page, results
+from benchmarks.report import activations_table, kv_cache_table, performance, real_models_page, results, trees_table
 from benchmarks.rounds import efficiency
 
 GUIDES, PAGES = results.ROOT / "docs" / "guides", results.ROOT / "docs" / "results"
@@ -35,6 +35,9 @@ def documents() -> dict[pathlib.Path, str]:
             "cache": kv_cache_table.quality(results.latest(results.read_all("kv_cache"))),
         },
         GUIDES / "draft-vocabularies.md": {"acceptance": small_drafts.vocabulary_table(small)},
+        GUIDES / "drafting.md": {
+            "trees": trees_table.gain(*(results.latest(results.read_all(name)) for name in ("tree_rounds", "trees")))
+        },
     }
     written = {file: with_blocks(file, contents) for file, contents in blocks.items()}
     written[PAGES / "performance.md"] = performance.document(found)

@@ -54,19 +54,22 @@ EIGHT_BITS = {
 BLOCKS = {
     8: (
         Tiling(64, 8, 128, 16, in_turns=2, keep_x=True),
-        Tiling(64, 8, 128, 16, in_turns=4, keep_x=True),
         Tiling(64, 8, 128, 8, side_by_side=2, in_turns=2, keep_x=True),
+        Tiling(64, 8, 128, 12, side_by_side=2),
+        Tiling(64, 8, 128, 16, in_turns=2),
+        Tiling(64, 8, 128, 16, in_turns=4),
+        Tiling(64, 8, 128, 8, side_by_side=2, in_turns=2),
     ),
     16: (
-        Tiling(64, 16, 128, 10, in_turns=2, keep_x=True),
-        Tiling(64, 16, 128, 8, in_turns=4, keep_x=True),
+        Tiling(64, 16, 128, 12, in_turns=2),
+        Tiling(64, 16, 128, 12, in_turns=4),
         Tiling(64, 16, 128, 8, side_by_side=2, in_turns=2),
     ),
     80: (
         Tiling(64, 80, 128, 5, side_by_side=2),
-        Tiling(64, 80, 128, 6),
+        Tiling(64, 80, 128, 4, side_by_side=2, in_turns=2),
+        Tiling(64, 80, 128, 6, in_turns=2),
         Tiling(64, 80, 128, 6, in_turns=3),
-        Tiling(64, 80, 128, 4, side_by_side=3),
     ),
     160: (Tiling(64, 160, 128, 3, side_by_side=2),),
 }
@@ -110,8 +113,8 @@ SMALL_TILINGS = tuple(  # where they are interpreted
 
 
 def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) -> list[tuple[str, Tiling]]:
-    """Some tilings and what to call each: the one that products have, with more and fewer splits if
-    ``in_parts``, and with x in another order; then those above of the smallest tile of tokens that holds all of them, or
+    """Some tilings and what to call each: the one that products have, with other splits and with turns if ``in_parts``,
+    and with x in another order; then those above of the smallest tile of tokens that holds all of them, or
     else of the largest."""
     outputs, inputs = shape
     tiles = TILINGS[kind]
@@ -121,7 +124,9 @@ def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) 
     scaled, bits = kind == "blocks", int(8 * size)
     how = {"scales_sums": scaled, "in_groups": scaled or kind == "mxfp8"}
     chosen = few_tokens_tiling(tokens, outputs, inputs, bits, in_parts, **how)
-    splits = [half for half in (chosen.num_splits // 2, 2 * chosen.num_splits) if half and in_parts]
+    splits = [count for count in (1, 2, 3, 4) if count != chosen.num_splits and in_parts]
     variants = [chosen._replace(num_splits=count) for count in splits]
+    variants += [one._replace(in_turns=2) for one in (chosen, *variants) if in_parts and one.in_turns == 1]
+    variants = [one for one in variants if one.shared_bytes(inputs, size, 2) <= SHARED]
     variants += [chosen._replace(ordered=True)] if size == 1 and kind != "mxfp8" else []
     return [("chosen", chosen), *(("", tiling) for tiling in variants), *named]

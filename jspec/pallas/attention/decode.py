@@ -30,7 +30,7 @@ from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, is_interpreted, line_indices
 
 MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
-MOST_TREE_QUERIES = 256  # of a tree: several instances have them, and each has the new keys up to its newest query's
+_FEW_QUERIES = 32  # of an instance: these and new keys are rotated at the same time
 _RAGGED_QUERIES = 16  # of an instance in a ragged view, where most rows have few tokens: empty instances end at once
 
 
@@ -118,22 +118,20 @@ def _decode_split(
     queries, heads, H = QueryBlock.of(launch, last_ref, tree_refs), launch.N + 2 * launch.G, launch.H
     b, g, sharing, newest = queries.b, queries.g, launch.sharing, jnp.max(queries.last)
     own = OwnTiles.of(queries, newest, launch)
-    token = jnp.arange(max(MMA_SIZE, pl.next_power_of_2(launch.T)), dtype=jnp.int32)
-    slot = pltriton.load(last_ref.at[b, token], mask=token < launch.T, other=-1)
-    # Slots behind those that this block of queries sees are written by the next block.
-    written = (slot >= 0) & (slot <= newest) & own.have(slot, launch)
+    row, first = (b, 0) if start_ref is None else (0, start_ref[b])  # where the row's tokens lie
+    load = functools.partial(load_rope_operands, qkv_ref, angle_refs, row)
 
-    def attend():
-        row, first = (b, 0) if start_ref is None else (0, start_ref[b])  # where the row's tokens lie
-        load = functools.partial(load_rope_operands, qkv_ref, angle_refs, row)
+    def write(i, carry=None):
+        """Write the i-th new keys and values of the row, so many as tensor cores multiply, if this instance reads them."""
+        token = i * MMA_SIZE + jnp.arange(MMA_SIZE, dtype=jnp.int32)
+        slot = pltriton.load(last_ref.at[b, token], mask=token < launch.T, other=-1)
+        # Slots behind those that this block of queries sees are written by the next block.
+        written = (slot >= 0) & (slot <= newest) & own.have(slot, launch)
         k_at = (token + first) * heads + launch.N + g
         k_operands = load(k_at, token + first, written)
         v = pltriton.load(
             qkv_ref.at[row, *line_indices(k_at + launch.G, H)], mask=broadcast_columns(written, H), other=0.0
         )
-        # The tokens behind a row's valid ones are the next row's.
-        has_query = queries.real if start_ref is None else queries.real & (queries.last >= 0)
-        q_operands = load(queries.lines_among(heads, launch.R) + first * heads, queries.token + first, has_query)
         k, v, *scales = _as_stored(apply_rope_in_kernel(k_operands), v, scale_refs, g)
 
         # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
@@ -144,10 +142,21 @@ def _decode_split(
             pltriton.store(ref.at[g, *line_indices(at, H)], x, mask=broadcast_columns(mask, H))
         for ref, x in zip(scale_out_refs, scales, strict=True):
             pltriton.store(ref.at[g, at], x, mask=mask)
+        return carry
+
+    def attend():
+        # The tokens behind a row's valid ones are the next row's.
+        has_query = queries.real if start_ref is None else queries.real & (queries.last >= 0)
+        q_operands = load(queries.lines_among(heads, launch.R) + first * heads, queries.token + first, has_query)
+        if launch.T <= MMA_SIZE and launch.block_queries <= _FEW_QUERIES:
+            write(0)  # while the queries are on their way
+            q = apply_rope_in_kernel(q_operands)
+        else:  # one after the other: the operands of all of them would not fit into registers
+            q = apply_rope_in_kernel(q_operands)
+            jax.lax.fori_loop(0, pl.cdiv(launch.T, MMA_SIZE), write, jnp.int32(0))
         if not is_interpreted():
             pltriton.debug_barrier()  # all threads have stored what any of them loads
 
-        q = apply_rope_in_kernel(q_operands)
         load_tile = tile_loader(k_out_ref, v_out_ref, scale_refs, g, H, q.dtype)
         finish = functools.partial(times_value_scale, scale_refs=scale_refs, g=g)
         read = (q,), queries, newest, load_tile, table_ref, launch, out_refs

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.attention.decode import MOST_QUERIES, MOST_TREE_QUERIES, decode_attention_kernel
+from jspec.pallas.attention.decode import MOST_QUERIES, decode_attention_kernel
 from jspec.pallas.attention.fp8 import STORED, KVScales
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.pages_in_use import max_prefill_pages
@@ -70,8 +70,7 @@ def _in_pages(a: Attention) -> Iterator[tuple[bool, str]]:
 def _of_few_tokens(a: Attention) -> Iterator[tuple[bool, str]]:
     yield from _in_pages(a)
     T, R = a.queries.positions.shape[1], a.q.shape[2] // a.pool.shape[0] - 2
-    most = MOST_QUERIES if a.queries.tree is None else MOST_TREE_QUERIES
-    yield most >= T * R, f"{T} tokens of {R} heads are more than {most} queries of a KV head"
+    yield MOST_QUERIES >= T * R, f"{T} tokens of {R} heads are more than {MOST_QUERIES} queries of a KV head"
 
 
 def _of_many_tokens(a: Attention) -> Iterator[tuple[bool, str]]:

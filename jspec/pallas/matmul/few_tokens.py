@@ -48,7 +48,7 @@ def tiling_of(
         return f"{tokens} tokens are no multiple of {TOKEN_UNIT}"
     if weight.kind == "int8_groups" and (weight.zeros or (weight.group or inputs) >= DEPTH_UNIT):
         return f"groups of {weight.group} integers have zeros, or {DEPTH_UNIT} or more inputs"
-    tiles = outputs // LINES * parts_of_inputs(outputs, inputs, allow_partial_sums)[0]
+    tiles = outputs // LINES * parts_of_inputs(outputs, inputs, allow_partial_sums, weight.scales_sums)[0]
     if tiles < _MIN_TILES and not one_order:  # whatever the tokens are: they get the same bits among any number
         return f"{tiles} tiles are fewer than {_MIN_TILES}, for half of a GPU"
     bits = weight.form.bits if weight.packed and weight.form else 8 * weight.numbers.dtype.itemsize
@@ -73,7 +73,7 @@ def few_tokens_matmul(x, weight: Weight, dtype, allow_partial_sums: bool = False
     tiling = tiling_of(x, weight, dtype, allow_partial_sums, one_order=True)
     assert not isinstance(tiling, str), (x.shape, weight.shape, tiling)
     outputs, inputs = weight.shape
-    in_parts = parts_of_inputs(outputs, inputs, allow_partial_sums)[0] > 1
+    in_parts = parts_of_inputs(outputs, inputs, allow_partial_sums, weight.scales_sums)[0] > 1
     how: dict[str, Any] = {"dtype": jnp.float32 if in_parts else dtype, "in_parts": in_parts}
     kernel = functools.partial(_kernel, tiling=tiling, **how)
     reference = functools.partial(_reference, split_inputs=tiling.split_inputs(inputs), **how)

@@ -135,15 +135,18 @@ def few_tokens_tiling(
       scales_sums: whether the sums of groups of inputs have scales: blocks, of which a copy has one.
       in_groups: whether scales come for groups of inputs at all.
     """
-    splits, parts = parts_of_inputs(outputs, inputs, allow_partial_sums)
+    splits, parts = parts_of_inputs(outputs, inputs, allow_partial_sums, scales_sums)
     result_bytes = 4 if splits > 1 else result_bytes
     several = _SCALED if scales_sums else _SEVERAL  # a group's sums are kept beside all sums
     token_tiles = pl.cdiv(tokens, several)
     tile_tokens = TOKEN_UNIT * pl.cdiv(pl.cdiv(tokens, token_tiles), TOKEN_UNIT)
     one = MosaicTiling(LINES, tile_tokens, 0, 0, num_splits=splits, in_sequence=parts)
     if tokens <= _FEW:
-        sides = (4, 2, 1) if parts == splits == 1 and bits < 16 and (bits < 8 or tokens <= _VERY_FEW) else (2, 1)
-        turns = parts if bits < 16 or tokens <= _VERY_FEW else 1
+        very_few = tokens <= _VERY_FEW
+        sides = (4, 2, 1) if parts == splits == 1 and bits < 16 and (bits < 8 or very_few) else (2, 1)
+        if scales_sums and parts > 1 and not very_few:  # four warpgroups would not have registers for two sums
+            sides = (1,)
+        turns = parts if bits < 16 or very_few else 1
         divided = [one._replace(side_by_side=side, in_turns=turns, in_sequence=parts // turns) for side in sides]
     else:
         divided = [one._replace(side_by_side=2), one]
@@ -191,15 +194,18 @@ def reads_past(outputs: int) -> bool:
     return outputs < OUTPUT_UNIT or outputs % OUTPUT_UNIT == 0
 
 
-def parts_of_inputs(outputs: int, inputs: int, allow_partial_sums: bool) -> tuple[int, int]:
+def parts_of_inputs(outputs: int, inputs: int, allow_partial_sums: bool, scales_sums: bool = False) -> tuple[int, int]:
     """Into how many splits the inputs of a weight are divided, and a split into how many parts: as many as keep
-    multiprocessors busy that would have no tile of few tokens. Where there are several splits, each is one part."""
-    tiles, splits = pl.cdiv(outputs, 2 * LINES), 1
+    multiprocessors busy that would have no tile of few tokens. Where there are several splits, each is one part.
+
+    Where sums of groups are scaled, a warpgroup waits for each group's before it scales them: there are two parts even
+    with tiles for all multiprocessors, so that another one multiplies meanwhile; and three splits, where these are most."""
+    tiles = pl.cdiv(outputs, 2 * LINES)
     most = min(_SPLITS, MULTIPROCESSORS // tiles, inputs // _SPLIT_INPUTS) if allow_partial_sums else 1
-    while 2 * splits <= most:
-        splits *= 2
-    few = splits == 1 and 2 * tiles <= MULTIPROCESSORS and inputs >= 2 * _SPLIT_INPUTS
-    return splits, 2 if few else 1
+    most = max(most, 1)
+    splits = most if scales_sums else 1 << (most.bit_length() - 1)
+    few = scales_sums or 2 * tiles <= MULTIPROCESSORS
+    return splits, 2 if splits == 1 and few and inputs >= 2 * _SPLIT_INPUTS else 1
 
 
 def _with_stages(tiling: MosaicTiling, inputs: int, result_bytes: int, bits: int) -> MosaicTiling:

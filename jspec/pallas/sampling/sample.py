@@ -48,7 +48,7 @@ def sample_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
     B, J, V = logits.shape
     greedy = temperature == 0
     by_request = (
-        _scale(temperature),
+        scale_of(temperature),
         jnp.where(greedy, 0, top_k),
         jnp.where(greedy, 1.0, top_p),
         jnp.where(greedy, 0.0, min_p),
@@ -115,7 +115,8 @@ def group_weights(logits, temperature, interpret: bool):
     )
 
 
-def _scale(temperature):
+def scale_of(temperature):
+    """What logits are multiplied by."""
     return 1.0 / jnp.where(temperature == 0, 1.0, temperature)
 
 
@@ -123,7 +124,7 @@ def _weigh_groups(logits_ref, temperature_ref, peak_ref, total_ref, *, shape):
     at, block = (pl.program_id(0), pl.program_id(1)), pl.program_id(2)
     ids = block_ids(block, shape[0] * shape[1])
     z = load_block(logits_ref, at, block, ids, logits_ref.shape[2]).astype(jnp.float32).reshape(shape)
-    peak, scale = jnp.max(z, axis=1), _scale(temperature_ref[at[0]])
+    peak, scale = jnp.max(z, axis=1), scale_of(temperature_ref[at[0]])
     shift = jnp.where(peak > -jnp.inf, peak, 0.0)
     store_groups(peak_ref, at, block, peak * scale)
     store_groups(total_ref, at, block, jnp.sum(exp2((z - shift[:, None]) * (scale * LOG2_E)), axis=1))
@@ -181,7 +182,7 @@ def weighed(logits_ref, at, settings, peak_ref, total_ref, size: int) -> Weighed
     """In a kernel: distribution ``at = (b, j)`` under a request's temperature, top_k, top_p and min_p, from what
     ``group_weights`` has made."""
     temperature, top_k, top_p, min_p = settings
-    noisy, scale = temperature > 0, _scale(temperature)
+    noisy, scale = temperature > 0, scale_of(temperature)
     cuts = noisy & (((top_k > 0) & (top_k < logits_ref.shape[2])) | (top_p < 1) | (min_p > 0))
     peaks, groups = load_groups(peak_ref, at, other=-jnp.inf)
     totals, _ = load_groups(total_ref, at, other=0.0)

@@ -270,6 +270,10 @@ WEIGHTS = [
     (3072, 4096),
     (2880, 2880),
     (2048, 4224),
+    (34816, 5120),
+    (16384, 5120),
+    (5120, 17408),
+    (5120, 6144),
 ]
 
 
@@ -287,7 +291,7 @@ def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, scaled, bits)
         assert outputs % tiling.outputs == inputs % tiling.inputs == tiling.num_stages % tiling.in_turns == 0
         assert tiling.inputs % (128 if scaled or bits == 4 else 64) == 0, "a copy has whole groups"
         assert tiling.num_stages >= 2 * (tiling.in_turns if bits == 16 else 1)
-        in_parts = parts_of_inputs(outputs, inputs, allow_partial_sums)[0] > 1
+        in_parts = parts_of_inputs(outputs, inputs, allow_partial_sums, scaled)[0] > 1
         assert tiling.shared_bytes(inputs, bits / 8, 4 if in_parts else size) <= SHARED
         # What the tensor cores add up, that of a group or a part beside it, and 64 converted inputs of each line.
         sums = tiling.outputs * tiling.tokens // 128 * (1 + scaled + (tiling.in_sequence > 1))
@@ -299,12 +303,13 @@ def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, scaled, bits)
             assert math.ceil(inputs / tiling.split_inputs(inputs)) == tiling.num_splits  # pyright: ignore
 
 
-@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize(("scaled", "bits"), [(False, 4), (False, 8), (True, 8), (False, 16)])
 @pytest.mark.parametrize("allow_partial_sums", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), [shape for shape in WEIGHTS if shape[1] % 128 == 0])
-def test_the_order_of_sums_follows_from_the_weight_alone(outputs, inputs, allow_partial_sums, bits):
+def test_the_order_of_sums_follows_from_the_weight_alone(outputs, inputs, allow_partial_sums, scaled, bits):
     def order(tokens: int, result_bytes: int):
-        tiling = few_tokens_tiling(tokens, outputs, inputs, bits, allow_partial_sums, result_bytes)
+        how = allow_partial_sums, result_bytes, scaled, scaled
+        tiling = few_tokens_tiling(tokens, outputs, inputs, bits, *how)
         # Parts are added up in their order: by one of these three, or it would depend on which.
         assert [tiling.num_splits, tiling.in_turns, tiling.in_sequence].count(1) >= 2
         parts = tiling.num_splits * tiling.split_parts

@@ -79,4 +79,4 @@ def test_it_lowers_for_cuda(V, count):
     array = jax.ShapeDtypeStruct
     rows = [array((2,), dtype) for dtype in (jnp.float32, jnp.int32, jnp.float32, jnp.float32)]
     args = array((2, 4, V), jnp.bfloat16), *rows, array((2, 4, 2), jnp.uint32)
-    assert for_cuda(functools.partial(closest_kernel, count=count), args).count("jspec_closest") >= 1
+    assert for_cuda(functools.partial(closest_kernel, count=count), args).count("jspec_rank_tokens") >= 1
