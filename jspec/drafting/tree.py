@@ -1,7 +1,7 @@
 """Trees of drafts, grown best first (EAGLE-2: Li et al., 2024), of EAGLE and EAGLE-3 heads and of block drafters.
 
 The likeliest drafts of a level get children: the tokens that come first under the noise that the target's own draw will
-have there. In a row whose own tokens decide which may follow (``Context.chain``) a draft has one child, so that the tree is a
+have there. In a row whose own tokens decide which may follow (``Context.chain``) a draft has one child, and the tree is a
 chain. No distribution of drafts enters the rule, ``match_tree`` (``jspec.sampling.tree``), which gives the target's own text
 for any tree."""
 

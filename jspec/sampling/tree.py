@@ -55,8 +55,8 @@ class Tree:
         return jnp.any(self.counts & (self.parents == last[:, None]), axis=1)
 
     def beginning_with(self, tokens, count, fixed) -> "Tree":
-        """The tree with other ``tokens`` and ``count``, of which those that are ``fixed``, bool ``[B, N - 1]``, the first ones
-        of their rows, follow each other."""
+        """The tree with other ``tokens`` and ``count``. Those that are ``fixed``, bool ``[B, N - 1]``, the first ones of
+        their rows, follow each other."""
         index = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
         parents, depths = jnp.where(fixed, index, self.parents), jnp.where(fixed, index + 1, self.depths)
         return Tree(tokens, parents, depths, count)

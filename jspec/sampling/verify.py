@@ -49,8 +49,8 @@ class Proposal:
     confidence: jax.Array | None = None
 
     def beginning_with(self, tokens, count, fixed) -> "Proposal":
-        """The proposal with other ``tokens`` and ``count``, of which those that are ``fixed``, bool ``[B, K]``, the first ones
-        of their rows, were not drawn."""
+        """The proposal with other ``tokens`` and ``count``. Those that are ``fixed``, bool ``[B, K]``, the first ones of
+        their rows, were not drawn."""
         return dataclasses.replace(self, tokens=tokens, count=count, point_mass=self.point_mass | fixed)
 
     def by_row(self, change: Callable[[jax.Array], jax.Array]) -> "Proposal":
