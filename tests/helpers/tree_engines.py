@@ -20,8 +20,15 @@ from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params, init
 from jspec.sampling.params import SamplingParams
 
-# Nothing else is as large as a pool of pages. Requests of all kinds share their calls, as nothing is pinned.
-CONFIG = dataclasses.replace(FEW_PAGES, num_pages=1_500, reproducible=False)
+
+class OneBucket(EngineConfig):
+    """Has rounds of one number of rows, though nothing else is pinned."""
+
+    _has_one_bucket = True
+
+
+# Nothing else is as large as a pool of pages, and requests of all kinds share their calls.
+CONFIG = OneBucket(**dataclasses.asdict(FEW_PAGES) | {"num_pages": 1_500, "reproducible": False})
 SHAPE = TreeShape(nodes=10, depth=3, branch=2)  # more than two pages, as each of them has four slots
 KINDS = ("plain", "fp8 cache", "fp8 cache of tokens", "int4", "sinks")
 # Beside those of other tests, one that ends where its row does.
