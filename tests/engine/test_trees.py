@@ -1,47 +1,36 @@
 """Requests of engines that draft trees: whatever happens around them, their texts are those of the target alone."""
 
 import dataclasses
-import functools
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
-from disturbances import attribute, calls_of_any_length, few_pages, outcome_of, preempting, serve
-from engines import MAX_LEN, V, assert_nothing_is_held, requests_of
-from lossless.distributions import Grammar
-from lossless.served import Automaton
+from disturbances import attribute, calls_of_any_length, few_pages, preempting, serve
+from engines import MAX_LEN, assert_nothing_is_held, requests_of
 from requests_and_engines import P, passing
 from shared_prefixes import sharing_requests
 from tiers import in_tiers
-from tree_engines import CONFIG, KINDS, REQUESTS, SHAPE, llm_of, with_params
+from tree_engines import (
+    CONFIG,
+    KINDS,
+    OPTIONS,
+    REQUESTS,
+    SHAPE,
+    alone,
+    expected,
+    llm_of,
+    texts,
+    with_options,
+    with_params,
+)
 
 import jspec
 from benchmarks.rounds.hlo import moves
 from jspec.engine.engine import Engine
-from jspec.engine.request import FULL, STOPPED, ActiveRequest, Request
-from jspec.llm import LLM
+from jspec.engine.request import FULL, STOPPED
 from jspec.sampling.params import SamplingParams
 
-ANY = Grammar(tuple(tuple((v + s) % 3 if (v + s) % 3 else -1 for v in range(V)) for s in range(3)), (-1, -1, 5))
-
 LARGE = (33, 3, 4)  # nodes, depth, branch
-
-
-def texts(actives: list[ActiveRequest]) -> list[list[int]]:
-    return [active.tokens for active in actives]
-
-
-@functools.cache
-def expected(kind: str) -> list[list[int]]:
-    """The texts of ``REQUESTS``, each by itself, of the target alone."""
-    return alone(kind, REQUESTS)
-
-
-def alone(kind: str, requests: list[Request]) -> list[list[int]]:
-    engine = llm_of(kind, None).engine
-    engine.scheduler.pages.forget_prefixes()
-    return [texts(serve(engine, [request]))[0] for request in requests]
 
 
 @pytest.fixture(scope="module", params=in_tiers(KINDS, ["plain"]))
@@ -129,152 +118,6 @@ def test_stop_tokens_and_watchers_within_a_path(engine, kind):
         assert texts(serve(engine, watched)) == [tokens[: place + 1] for tokens in own]
 
 
-PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "logit_bias": {3: 1.0, 5: -0.5}}
-OPTIONS = {
-    "logprobs": {"logprobs": 2},
-    "penalties": PENALTIES,
-    "everything": PENALTIES | {"logprobs": 1, "logprobs_mode": "processed_logprobs", "allowed_token_ids": range(1, 25)},
-    "grammar": {},
-    "grammar and penalties": PENALTIES | {"logprobs": 0},
-}
-BAD_WORDS = ((3,), (5, 7), (2, 9, 4))
-
-
-def with_options(requests: list[Request], name: str) -> list[Request]:
-    some = with_params(requests, max_tokens=10, **OPTIONS[name])
-    if "grammar" in name:
-        return [dataclasses.replace(one, constraint=Automaton(ANY)) for one in some]
-    if name == "everything":
-        some = with_params(some, bad_words=["?"], min_tokens=6)  # text of which these are the tokens
-        return [dataclasses.replace(one, bad_words=BAD_WORDS, stop_tokens=(6, 11)) for one in some]
-    return some
-
-
-def outcomes(actives: list[ActiveRequest]) -> list[tuple]:
-    """What clients learn of requests, and how deep their drafts were."""
-    return [(*outcome_of(active), active.deepest) for active in actives]
-
-
-def numbers(llm: LLM, actives: list[ActiveRequest]) -> list[np.ndarray | None]:
-    """The log-probabilities of each request."""
-    return [llm.engine.frontend.result(active).token_logprobs for active in actives]
-
-
-@pytest.mark.parametrize("options", in_tiers(OPTIONS, ["logprobs", "everything", "grammar and penalties"]))
-def test_trees_beside_requests_with_options(engine, kind, options):
-    """A request drafts and accepts what it does alone beside one whose own tokens decide which may follow, whose drafts are
-    those of chains, with the same head; text and log-probabilities of that one are the target's, too."""
-    engine.scheduler.pages.forget_prefixes()
-    own, asked = outcomes(serve(engine, REQUESTS[3:6])), lambda: with_options(REQUESTS[:3], options)
-    pairs = zip(REQUESTS[3:6], asked(), strict=True)
-    *actives, one = serve(engine, [*(one for pair in pairs for one in pair), REQUESTS[6]])
-    assert outcomes(actives[::2]) == own
-    plain, beside = serve(llm_of(kind, None).engine, asked()), actives[1::2]
-    assert texts([*beside, one]) == [*texts(plain), expected(kind)[6]]
-    for found, right in zip(numbers(llm_of(kind), beside), numbers(llm_of(kind, None), plain), strict=True):
-        if "logprobs" in OPTIONS[options]:
-            np.testing.assert_allclose(found, right, atol=1e-4)
-    if options == "logprobs":
-        without = with_params(asked(), logprobs=None)
-        assert outcomes(beside) == outcomes(serve(engine, without))
-        assert max(max(active.drafted) for active in beside) == SHAPE.nodes - 1
-    elif kind == "plain":
-        how = {"num_draft_tokens": SHAPE.depth, "verify": "match", "draft_sampling": "coupled"}
-        chains = serve(llm_of(kind, tree=None, **how).engine, asked())
-        assert outcomes(beside) == outcomes(chains)
-        assert sum(sum(active.accepted) for active in chains) > 0
-
-
-def test_a_neighbour_with_options_that_is_aborted(engine, kind):
-    own = outcomes(serve(engine, REQUESTS, at_a_time=2))
-
-    def neighbour(i: int) -> Request:
-        return with_options([passing(i)], [*OPTIONS][i % len(OPTIONS)])[0]
-
-    assert outcomes(serve(engine, REQUESTS, at_a_time=2, neighbour=neighbour)) == own
-    assert_nothing_is_held(engine)
-
-
-@pytest.mark.parametrize("most", [0, 1, 20])
-def test_chains_of_few_drafts_to_the_last_slot(engine, kind, most):
-    some = with_params(REQUESTS, max_drafts=most, **PENALTIES)
-    actives = serve(engine, some)
-    assert texts(actives) == alone(kind, some)
-    assert len(actives[-1].request.prompt) + len(actives[-1].tokens) == MAX_LEN
-    assert max(max(active.drafted) for active in actives) == min(most, SHAPE.depth)
-
-
-def test_logprobs_are_the_targets_own(engine, kind):
-    results = []
-    for serving in (engine, llm_of(kind, None).engine):
-        actives = serve(serving, with_params(REQUESTS, logprobs=2))
-        results.append([serving.frontend.result(active).token_logprobs for active in actives])
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-4)
-
-
-@functools.cache
-def pinned() -> LLM:
-    """A model whose texts are the same to the last bit."""
-    return llm_of("plain", "eagle3", dataclasses.replace(CONFIG, reproducible=True, max_batch=4))
-
-
-def bits(llm: LLM, some: list[Request], **how) -> list[tuple]:
-    """What clients learn of requests, and every bit of their log-probabilities."""
-    actives = serve(llm.engine, some, **how)
-    return [(*outcome_of(active), *map(bytes, active.logprobs)) for active in actives]
-
-
-def asked_for_anything() -> list[Request]:
-    """Some of the requests, of all kinds."""
-    kinds = [{"logprobs": 3}, {}, PENALTIES | {"logprobs": 0}, {"logprobs": 1, "logprobs_mode": "processed_logprobs"}]
-    some = [with_params([one], **kinds[i % len(kinds)])[0] for i, one in enumerate(REQUESTS)]
-    return [*some, *with_options(REQUESTS[2:4], "grammar and penalties")]
-
-
-def second_turns(answers: list[tuple]) -> list[Request]:
-    first = asked_for_anything()
-    prompts = [[*one.prompt, *answer[0], 1][: MAX_LEN - 6] for one, answer in zip(first, answers, strict=True)]
-    return [
-        dataclasses.replace(one, prompt=prompt)
-        for one, prompt in zip(asked_for_anything(), prompts, strict=True)
-        if one.constraint is None
-    ]
-
-
-def test_a_seed_means_the_same_bits_beside_any_others():
-    """Text, log-probabilities, and how many drafts of each round were accepted."""
-    llm = pinned()
-    assert llm.reproducible
-    alone = bits(llm, asked_for_anything(), at_a_time=1)
-    assert bits(llm, asked_for_anything()) == alone
-    llm.engine.scheduler.pages.forget_prefixes()
-    with preempting(llm.engine):
-        assert bits(llm, asked_for_anything()) == alone
-    with calls_of_any_length(llm.engine):
-        assert bits(llm, asked_for_anything()[::-1], at_a_time=3) == alone[::-1]
-    llm.engine.scheduler.pages.forget_prefixes()
-    turns = bits(llm, second_turns(alone), at_a_time=1)
-    llm.engine.scheduler.pages.forget_prefixes()
-    bits(llm, asked_for_anything())
-    assert bits(llm, second_turns(alone)) == turns
-    result = jspec.generate(llm, [REQUESTS[4].prompt], SamplingParams(temperature=1.0, max_tokens=20, seed=5))[0]
-    assert result.reproducible
-
-
-def test_pages_that_trees_have_written_are_detected():
-    """Sums over keys in the order in which a tree had them have other bits than those of a prompt."""
-    llm = pinned()
-    llm.engine.scheduler.pages.forget_prefixes()
-    alone = bits(llm, asked_for_anything(), at_a_time=1)
-    turns = bits(llm, second_turns(alone), at_a_time=1)
-    llm.engine.scheduler.pages.forget_prefixes()
-    with attribute(llm.engine.scheduler, "_caches_answers", True):
-        bits(llm, asked_for_anything())
-        assert bits(llm, second_turns(alone)) != turns
-    llm.engine.scheduler.pages.forget_prefixes()
-
-
 def test_streams_and_statistics(kind):
     """Deltas add up to the result, whose statistics count nodes as drafts, and paths as accepted."""
     llm, params = llm_of(kind), SamplingParams(temperature=1.0, max_tokens=20, seed=5)
@@ -288,27 +131,21 @@ def test_streams_and_statistics(kind):
     assert len(stats.acceptance_histogram) == SHAPE.depth + 1
     assert sum(stats.acceptance_histogram) == stats.num_steps
     assert stats.num_draft_tokens > SHAPE.depth * stats.num_steps
+    assert set(stats.drafted_per_position) <= {stats.num_steps, stats.num_steps - 1}, (
+        "all but the last round went as deep"
+    )
+    assert {"draft", "correction", "bonus"} == set(result.sources)
     assert not result.reproducible
-
-
-def test_nothing_is_compiled_for_other_requests(engine, kind, xla_compilations):
-    """Once rounds of trees and of chains have run, and requests have been swapped."""
-    with preempting(engine):
-        serve(engine, [*REQUESTS, *with_params(REQUESTS[:2], logprobs=1)])
-    programs, compiled = engine.num_compilations, len(xla_compilations)
-    with preempting(engine):
-        serve(engine, [*with_params(REQUESTS[:2], logprobs=1), *with_params(REQUESTS, max_drafts=2), *REQUESTS[::-1]])
-    serve(engine, REQUESTS[:1])
-    assert (engine.num_compilations, len(xla_compilations)) == (programs, compiled)
 
 
 def test_no_pool_of_pages_is_copied(engine):
     """As XLA has compiled the rounds for a CPU: the accepted path moves within the pools that a call is given."""
-    serve(engine, REQUESTS[:1])
+    serve(engine, [*REQUESTS[:1], *with_options(REQUESTS[:1], "logprobs")], at_a_time=1)
     batch = engine.runner.batch
     leaves = jax.tree.leaves((batch.state.cache, batch.state.draft))
     sizes = [leaf.nbytes for leaf in leaves if leaf.ndim > 1]  # without scales of heads
-    for program in (program for program in batch.programs.decode.values() if program.compiled):
+    rounds = (*batch.programs.decode.values(), *batch.programs.processing_decode.values())
+    for program in (program for program in rounds if program.compiled):
         compiled = program._compiled
         assert compiled is not None
         text = compiled.as_text()
@@ -323,7 +160,7 @@ def test_nothing_is_compiled_after_warmup(xla_compilations):
     llm.warmup()
     programs, compiled = llm.engine.num_compilations, len(xla_compilations)
     assert texts(serve(llm.engine, REQUESTS)) == expected("plain")
-    serve(llm.engine, with_params(REQUESTS, logprobs=1))
+    serve(llm.engine, [one for name in OPTIONS for one in with_options(REQUESTS, name)])
     assert llm.engine.metrics().num_preemptions
     assert (llm.engine.num_compilations, len(xla_compilations)) == (programs, compiled)
 
