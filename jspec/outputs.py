@@ -158,9 +158,9 @@ class Result:
       sources: for each new token, ``draft`` for an accepted draft, ``correction`` for the recovered token after a rejected
         draft, ``bonus`` for the token after drafts that no other followed, or ``target`` in a round without drafts.
       reproducible: whether the same seed gives the same text again, whatever else the engine does. With
-        ``jspec.load(reproducible=False)`` it need not. Under ``num_draft_tokens="auto"`` it does not, because K depends on
-        measured times and on other requests, nor where other weights drafted from some token on. The exception is
-        ``match`` with ``coupled`` drafts at a pinned width, where the text is the same whatever is drafted.
+        ``jspec.load(reproducible=False)``, the default with a tree, it need not. Under ``num_draft_tokens="auto"`` it does
+        not, because K depends on measured times and on other requests, nor where other weights drafted from some token on.
+        The exception is ``match`` with ``coupled`` chains at a pinned width, whose text is the same whatever is drafted.
       weights_versions: the versions of the weights that the new tokens are of: for each range of tokens the version, and the
         number of its first token. Several only where weights were replaced under way (``LLM.update_weights``), so that
         the text is of several laws; one otherwise, and none without tokens. A first range without tokens means that

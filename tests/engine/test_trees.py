@@ -213,12 +213,14 @@ def test_trees_of_the_shipped_models_accept_more_than_chains(head):
         SamplingParams(temperature=i % 3 / 2, max_tokens=40, seed=i, ignore_eos=True) for i in range(len(prompts))
     ]
     chains = {"num_draft_tokens": 3, "verify": "match", "draft_sampling": "coupled"}
-    ways = {"plain": (None, {}), "chain": (head, chains), "tree": (head, {"tree": jspec.TreeShape(16, 3, 4)})}
+    trees = {"tree": jspec.TreeShape(16, 3, 4), "reproducible": True}
+    ways = {"plain": (None, {}), "chain": (head, chains), "tree": (head, trees)}
     for way, (draft, how) in ways.items():
         sizes = {"max_batch": 6, "max_len": 96, "dtype": "float32", "compilation_cache": False}
         with jspec.load(models / "target", draft and models / draft, **sizes, **how) as llm:
             results = jspec.generate(llm, prompts, params)
         some.append([result.token_ids for result in results])
+        assert all(result.reproducible for result in results)
         stats = [result.stats for result in results]
         length[way] = sum(len(result.token_ids) for result in results) / sum(one.num_steps for one in stats)
     assert some[0] == some[1] == some[2]
