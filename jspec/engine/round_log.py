@@ -31,8 +31,7 @@ class RoundLog:
     """The log of a round, for the host.
 
     The logs of a call have one axis more in front, for its rounds: ``count``, for example, is ``[rounds, B]``. For a row
-    that did not take part in a round, ``count`` is 0, ``outcome`` is the one before, and the
-    other fields are -1.
+    that did not take part in a round, ``count`` is 0, ``outcome`` is the one before, and all other fields are -1.
 
     Attributes:
       tokens: int32 ``[B, K + 1]``, the emitted tokens, padded with -1.

@@ -65,7 +65,7 @@ class StepBuilder:
 
     @property
     def restricted(self) -> int:
-        """How many positions of a row a grammar restricts: those behind the drafts of a chain, for trees have no others."""
+        """How many positions of a row a grammar may restrict. Where trees are drafted, such a row has a chain."""
         return self.width(self.most) if self.decoding.tree is None else self.most + 1
 
     def step(self, leaves: Leaves, K: int, budget: int | None = None, peers: Peers | None = None) -> DecodeStep:
