@@ -72,14 +72,14 @@ class LLM(BesideTrainer, ReplaceableWeights):
     ):
         speculation.require_lossless()
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
-        if costs is None:  # they are those of programs that are pinned
+        if costs is None and speculation.tree is None:  # costs are those of programs that are pinned
             decides = not speculation.same_text_for_every_K(config.width, pins_shapes=False)  # whether drafts do
             config = unpinned(config, target, draft_model if decides else None)
         auto = speculation.auto and method is not None
         budgeted = speculation.verify_budget is not None and method is not None
         drafts_decide = not speculation.same_text_for_every_K(config.width, config.pins_shapes)
         varies = (auto or budgeted) and drafts_decide
-        self.reproducible = config.reproducible and not varies and speculation.tree is None  # chains have other bits
+        self.reproducible = config.reproducible and not varies
         decoding = Decoding(
             make_drafter,
             speculation.verify,

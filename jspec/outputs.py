@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np  # which the command does without
 
 # The source of a token: an accepted draft; the recovered token after a rejected draft (``correction``); the bonus token
-# after drafts that were all accepted; the target alone, in a round without drafts.
+# where no draft follows those that were accepted; the target alone, in a round without drafts.
 DRAFT, CORRECTION, BONUS, TARGET = SOURCES = ("draft", "correction", "bonus", "target")
 
 
@@ -19,9 +19,11 @@ def accepted_of(sources: Sequence[str]) -> list[bool]:
     return [source == DRAFT for source in sources]
 
 
-def sources_of(drafted: int, accepted: int, count: int) -> list[str]:
-    """The sources of the ``count`` tokens of a round with ``drafted`` drafts, ``accepted`` of them accepted."""
-    last = TARGET if not drafted else BONUS if accepted == drafted else CORRECTION
+def sources_of(drafted: int, accepted: int, count: int, rejects: bool) -> list[str]:
+    """The sources of the ``count`` tokens of a round with ``drafted`` drafts, ``accepted`` of them accepted.
+
+    ``rejects`` says whether others followed these."""
+    last = TARGET if not drafted else CORRECTION if rejects else BONUS
     return [DRAFT] * min(accepted, count) + [last] * (count - accepted)
 
 
@@ -32,11 +34,11 @@ class Stats:
     Attributes:
       num_steps: how many rounds this request took part in; vLLM calls a round a step. Each is one verify pass of the
         target.
-      num_draft_tokens: how many drafts were verified.
+      num_draft_tokens: how many drafts were verified; of a tree, all of them count.
       num_accepted_draft_tokens: how many of these were accepted.
       acceptance_histogram: entry j counts the rounds that accepted exactly j drafts, j = 0..K.
       accepted_per_position: entry i counts the rounds that accepted draft i, i = 0..K-1.
-      drafted_per_position: entry i counts the rounds that had a draft i.
+      drafted_per_position: entry i counts the rounds that had a draft i; of a tree, one behind i others.
       num_steps_past_draft_limit: how many rounds drafted nothing because the text was longer than the drafter has
         positions for.
 
@@ -80,7 +82,12 @@ class Stats:
 
     @staticmethod
     def of(
-        K: int, drafted: list[int], accepted: list[int], prompt_length: int = 0, longest_text: int | None = None
+        K: int,
+        drafted: list[int],
+        accepted: list[int],
+        prompt_length: int = 0,
+        longest_text: int | None = None,
+        deepest: list[int] | None = None,
     ) -> "Stats":
         """The statistics of one request.
 
@@ -89,6 +96,7 @@ class Stats:
           drafted, accepted: how many drafts were valid, and how many of them accepted, one entry for each round.
           prompt_length: how many tokens the prompt has.
           longest_text: ``Drafter.longest_text``.
+          deepest: how many drafts could have been accepted, in each round; None for all, which is so of chains.
         """
         histogram, length, past_limit = [0] * (K + 1), prompt_length, 0
         for count, n in zip(drafted, accepted, strict=True):
@@ -101,7 +109,7 @@ class Stats:
             num_accepted_draft_tokens=sum(accepted),
             acceptance_histogram=tuple(histogram),
             accepted_per_position=tuple(sum(histogram[i + 1 :]) for i in range(K)),
-            drafted_per_position=tuple(sum(n > i for n in drafted) for i in range(K)),
+            drafted_per_position=tuple(sum(n > i for n in deepest or drafted) for i in range(K)),
             num_steps_past_draft_limit=past_limit,
         )
 
@@ -148,11 +156,11 @@ class Result:
         end-of-sequence token did; for ``length`` and ``abort``, None; for ``error``, what went wrong.
       stats: the statistics of speculation.
       sources: for each new token, ``draft`` for an accepted draft, ``correction`` for the recovered token after a rejected
-        draft, ``bonus`` for the token after drafts that were all accepted, or ``target`` in a round without drafts.
+        draft, ``bonus`` for the token after drafts that no other followed, or ``target`` in a round without drafts.
       reproducible: whether the same seed gives the same text again, whatever else the engine does. With
-        ``jspec.load(reproducible=False)`` it need not. Under ``num_draft_tokens="auto"`` it does not, because K depends on
-        measured times and on other requests, nor where other weights drafted from some token on. The exception is
-        ``match`` with ``coupled`` drafts at a pinned width, where the text is the same whatever is drafted.
+        ``jspec.load(reproducible=False)``, the default with a tree, it need not. Under ``num_draft_tokens="auto"`` it does
+        not, because K depends on measured times and on other requests, nor where other weights drafted from some token on.
+        The exception is ``match`` with ``coupled`` chains at a pinned width, whose text is the same whatever is drafted.
       weights_versions: the versions of the weights that the new tokens are of: for each range of tokens the version, and the
         number of its first token. Several only where weights were replaced under way (``LLM.update_weights``), so that
         the text is of several laws; one otherwise, and none without tokens. A first range without tokens means that

@@ -4,7 +4,7 @@ import pytest
 from engines import MAX_LEN, Letters, V, bigram, successor_table, table_llm
 
 import jspec
-from jspec.outputs import TARGET, Stats, total_stats
+from jspec.outputs import TARGET, Stats, sources_of, total_stats
 from jspec.sampling.params import SamplingParams
 
 K = 4
@@ -27,6 +27,16 @@ def test_counts_of_known_steps():
     assert stats.mean_acceptance_length == 1 + 6 / 5
     assert stats.acceptance_rate == 6 / 9
     assert stats.acceptance_rate_per_position == (3 / 4, 2 / 3, 1 / 2)
+
+
+def test_trees_have_several_drafts_at_a_position():
+    stats = Stats.of(3, drafted=[9, 5, 1, 0], accepted=[2, 1, 0, 0], deepest=[3, 2, 1, 0])
+    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (15, 3)
+    assert stats.drafted_per_position == (3, 2, 1)
+    assert stats.acceptance_rate_per_position == (2 / 3, 1 / 2, 0.0)
+    assert sources_of(drafted=5, accepted=2, count=3, rejects=False) == ["draft", "draft", "bonus"]
+    assert sources_of(drafted=5, accepted=1, count=2, rejects=True) == ["draft", "correction"]
+    assert sources_of(drafted=0, accepted=0, count=1, rejects=False) == ["target"]
 
 
 def test_no_steps_and_no_drafts():

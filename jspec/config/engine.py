@@ -53,8 +53,8 @@ class EngineConfig:
         K + 1. Logits depend on it in their last bits. To compare texts of one seed with different K, different drafters
         or no drafter, all of them need the same width.
       reproducible: True has one program for rounds and one for prefill, so that the numbers of a request do not depend
-        on other requests, unless all kernels of the models keep these the same in any program (``UnpinnedConfig``). False
-        has several sizes of both, and takes the smallest that suffices.
+        on other requests, unless all kernels of the models keep these the same in any program (``UnpinnedConfig``). False,
+        the default of ``jspec.load`` with trees of drafts, has several sizes of both, and takes the smallest that suffices.
       prefix_cache: whether pages of prompts are cached for later prompts that begin with the same tokens.
       swap_space: GiB of host memory for requests that were preempted because the pool ran out of pages. Requests are
         admitted only while no deadlock is possible, so a small number makes them wait longer.

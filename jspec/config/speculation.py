@@ -183,8 +183,9 @@ class Speculation:
 
     def same_text_for_every_K(self, width: int | None, pins_shapes: bool = True) -> bool:
         """Whether a seed means one text whatever K is, where rounds have ``width`` query tokens: drafts only make it come
-        sooner. Where shapes need not be pinned (``EngineConfig.pins_shapes``), any width and ``verify_budget`` does."""
-        coupled = self.verify == "match" and self.draft_sampling == "coupled"
+        sooner. Where shapes need not be pinned (``EngineConfig.pins_shapes``), any width and ``verify_budget`` does. A tree
+        decides in which slots its drafts lie, and thus the last bits of sums over them."""
+        coupled = self.verify == "match" and self.draft_sampling == "coupled" and self.tree is None
         return coupled and (not pins_shapes or (width is not None and self.verify_budget is None))
 
     def require_lossless(self):

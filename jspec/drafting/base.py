@@ -19,6 +19,7 @@ from jspec.models.protocols import Target
 from jspec.sampling.distribution import Warp
 from jspec.sampling.processors import Processing
 from jspec.sampling.streams import RoundNoise
+from jspec.sampling.tree import Tree
 from jspec.sampling.verify import Proposal
 
 
@@ -49,8 +50,9 @@ class FixedDrafts:
             tokens[i, : len(some)], count[i] = some, len(some)
         return FixedDrafts(tokens, count)
 
-    def put_into(self, proposal: Proposal, room) -> Proposal:
-        """The proposal with these drafts as the first ones of each row, as many as there is room for.
+    def put_into(self, proposal: Proposal | Tree, room) -> Proposal | Tree:
+        """The proposal with these drafts as the first ones of each row, as many as there is room for. A row of trees that
+        gets some has a chain.
 
         The drafter has drawn its later drafts as continuations of its own first ones. They stay behind fixed drafts that
         equal those. Otherwise they continue another text and would hardly be accepted, so that the fixed ones are the only
@@ -61,15 +63,12 @@ class FixedDrafts:
           proposal: of the drafter.
           room: int32 ``[B]``, as ``Context.room``.
         """
-        count = jnp.minimum(self.count, room)
-        fixed = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)[None] < count[:, None]
-        continued = jnp.all(~fixed | (proposal.tokens == self.tokens), axis=1) & (proposal.count >= count)
-        return dataclasses.replace(
-            proposal,
-            tokens=jnp.where(fixed, self.tokens, proposal.tokens),
-            count=jnp.where(continued, proposal.count, count),
-            point_mass=proposal.point_mass | fixed,
-        )
+        count, n = jnp.minimum(self.count, room), proposal.tokens.shape[1]
+        tokens = jnp.pad(self.tokens, ((0, 0), (0, n - self.tokens.shape[1])))
+        fixed = jnp.arange(n, dtype=jnp.int32)[None] < count[:, None]
+        continued = jnp.all(~fixed | (proposal.tokens == tokens), axis=1) & (proposal.count >= count)
+        count = jnp.where(continued, proposal.count, count)
+        return proposal.beginning_with(jnp.where(fixed, tokens, proposal.tokens), count, fixed)
 
 
 class Text(NamedTuple):
@@ -122,6 +121,7 @@ class Context:
         of a row. A drafter may read them, and never writes.
       row: int32 ``[B]``, the place of each row in recurrent states; None where no drafter reads it.
       max_drafts: int32 ``[B]``, the most drafts that the row's request wants; ``room`` is no more, and a tree has no more.
+      chain: bool ``[B]``, whether the row's drafts have to be a chain; None where none have to. Only trees look at it.
 
     Example::
 
@@ -143,6 +143,7 @@ class Context:
     cache: Any = None
     row: jax.Array | None = None
     max_drafts: Any = None
+    chain: Any = None
 
     @property
     def text(self) -> Text:

@@ -1,8 +1,9 @@
 """Trees of drafts, grown best first (EAGLE-2: Li et al., 2024), of EAGLE and EAGLE-3 heads and of block drafters.
 
 The likeliest drafts of a level get children: the tokens that come first under the noise that the target's own draw will
-have there. No distribution of drafts enters the rule, ``match_tree`` (``jspec.sampling.tree``), which gives the target's own
-text for any tree."""
+have there. In a row whose own tokens decide which may follow (``Context.chain``) a draft has one child, and the tree is a
+chain. No distribution of drafts enters the rule, ``match_tree`` (``jspec.sampling.tree``), which gives the target's own text
+for any tree."""
 
 import abc
 import dataclasses
@@ -123,26 +124,33 @@ class TreeDrafter(abc.ABC):
         W, room = self.shape.branch, self.chain.room(context)
         carry, logits = self.begin(state, context)
         nothing = jnp.zeros((len(room), 1), jnp.int32)
-        levels = [self._children(context, logits, nothing.astype(jnp.float32), nothing - 1, 0, room)]
+        path = nothing[:, :0]  # the first draft of each level: the drafts so far of a row with a chain
+        levels = [self._children(context, logits, nothing.astype(jnp.float32), nothing - 1, path, room)]
         for depth in range(1, self.shape.depth):
             level, first = levels[-1], sum(level.tokens.shape[1] for level in levels[:-1])
+            path = jnp.concatenate([path, level.tokens[:, :1]], axis=1)
             scores, which = jax.lax.top_k(level.scores, W)
             exist = jnp.isfinite(scores) & self.have_slots(context, depth)
             tokens = jnp.take_along_axis(level.tokens, which, axis=1)
             carry, logits = self.read(carry, context, Parents(tokens, depth, which // W, exist))
             levels.append(
-                self._children(context, logits, jnp.where(exist, scores, -jnp.inf), first + which, depth, room)
+                self._children(context, logits, jnp.where(exist, scores, -jnp.inf), first + which, path, room)
             )
         return self.end(carry), self._likeliest(levels, context)
 
-    def _children(self, context: Context, logits, scores, parents, depth: int, room) -> Level:
-        """The children of drafts at ``depth``, or of the root, with scores and indices ``[B, n]``."""
-        vocabulary, (B, n) = DraftVocabulary.of(self.chain.head), logits.shape[:2]
+    def _children(self, context: Context, logits, scores, parents, path, room) -> Level:
+        """The children of drafts at a depth, or of the root, with scores and indices ``[B, n]``.
+
+        A draft of a row with a chain gets one child, after the drafts of ``path``, int32 ``[B, depth]``."""
+        vocabulary, (B, n), depth = DraftVocabulary.of(self.chain.head), logits.shape[:2], path.shape[1]
         logits = logits if vocabulary is None else vocabulary.widened(logits)
         offsets = jnp.full((B, n), depth, jnp.int32)
-        logits = jax.lax.optimization_barrier(context.processing.apply(logits, offsets=offsets))
+        logits = jax.lax.optimization_barrier(context.processing.apply_to_tree(logits, offsets, path, depth))
         tokens, likely = candidates(logits, context.warp, context.noise.sample_keys(offsets), self.shape.branch)
-        scores = jnp.where((room > depth)[:, None, None], scores[..., None] + likely, -jnp.inf)
+        usable = (room > depth)[:, None]
+        if context.chain is not None:
+            usable &= ~context.chain[:, None] | (jnp.arange(self.shape.branch)[None] == 0)
+        scores = jnp.where(usable[:, None], scores[..., None] + likely, -jnp.inf)
         of_each = (jnp.broadcast_to(x, scores.shape).reshape(B, -1) for x in (tokens, scores, parents[..., None]))
         return Level(*of_each)
 

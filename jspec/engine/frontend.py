@@ -165,7 +165,8 @@ class Frontend:
                 stop_reason = f"{type(error).__name__}: {error}"
         # With ``max_drafts=0`` its rounds drafted nothing by request, not for lack of positions.
         limit = None if request.params.max_drafts == 0 else self._longest_text
-        stats = Stats.of(self._num_draft_tokens, active.drafted, active.accepted, len(request.prompt), limit)
+        drafts = active.drafted, active.accepted, len(request.prompt), limit, active.deepest
+        stats = Stats.of(self._num_draft_tokens, *drafts)
         self._warn_of_limit(request, stats)
         return Result(
             text=text,

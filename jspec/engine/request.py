@@ -148,6 +148,7 @@ class ActiveRequest:
       sources: the source of each of them, as in ``Result.sources``.
       logprobs: for each of them, a line of ``TokenLogprobs.packed``; empty if the request wants none.
       drafted: for each round that counts, how many drafts were verified.
+      deepest: for each round that counts, how many of them could have been accepted, as in ``RoundLog``.
       accepted: for each round that counts, how many of them the target accepted.
       prompt_logprobs: for each prefilled chunk of its prompt, by its start: how many tokens it has, and which line of
         an array, on its way to the host, has ``TokenLogprobs.packed`` of the tokens behind them. Empty if not wanted.
@@ -182,6 +183,7 @@ class ActiveRequest:
     sources: list[str] = dataclasses.field(default_factory=list)
     logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
     drafted: list[int] = dataclasses.field(default_factory=list)
+    deepest: list[int] = dataclasses.field(default_factory=list)
     accepted: list[int] = dataclasses.field(default_factory=list)
     prompt_logprobs: dict[int, tuple[int, Any, int]] = dataclasses.field(default_factory=dict)
     outcome: int = LIVE
@@ -236,10 +238,11 @@ class ActiveRequest:
                 break
             new = log.tokens[i][:count]
             self.tokens += new
-            self.sources += sources_of(log.drafted[i], accepted, count)
+            self.sources += sources_of(log.drafted[i], accepted, count, log.rejects[i] > 0)
             if self.request.params.logprobs is not None and log.logprobs is not None:
                 self.logprobs += [*log.logprobs[i, :count]]
             self.drafted.append(log.drafted[i])
+            self.deepest.append(log.deepest[i])
             self.accepted.append(accepted)
             self.outcome = log.outcome[i]
             self._look_at(new)

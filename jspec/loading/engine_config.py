@@ -36,9 +36,16 @@ def within_pool(length: int, config: EngineConfig) -> int:
     return length if config.num_pages is None else max(min(length, config.num_pages * config.page_size), 2)
 
 
-def engine_config(fields: Mapping[str, Any], target: ModelConfig, draft: DraftConfig | None) -> EngineConfig:
-    """The settings of an engine for a target and its draft; what is left open is chosen for these and the device."""
+def engine_config(
+    fields: Mapping[str, Any], target: ModelConfig, draft: DraftConfig | None, trees: bool = False
+) -> EngineConfig:
+    """The settings of an engine for a target and its draft; what is left open is chosen for these and the device.
+
+    ``trees`` of drafts, which are for few requests at a time, are reproducible where that is asked for, because shapes are
+    pinned then."""
     fields = dict(fields)
+    if fields.get("reproducible") is None:
+        fields["reproducible"] = not trees
     chooses = fields.get("max_len") is None
     if chooses:
         depends_on_memory = fields.get("reproducible") is False  # so that this is the longest to choose from
@@ -49,8 +56,6 @@ def engine_config(fields: Mapping[str, Any], target: ModelConfig, draft: DraftCo
     require(fits, "max_len", max_len, f"at most {longest}, the positions the target has")
     if fields.get("dtype") is None:
         fields["dtype"] = "bfloat16" if jax.default_backend() == "gpu" else "float32"
-    if fields.get("reproducible") is None:
-        fields["reproducible"] = True
     config = EngineConfig(**fields)
     if chooses:
         config = dataclasses.replace(config, max_len=within_pool(config.max_len, config))

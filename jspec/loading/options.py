@@ -121,11 +121,6 @@ def _check_reproducible(reproducible: bool | None, speculation: Speculation, wid
             "reproducible=True has no place with num_draft_tokens='auto', under which K depends on measured times; give a "
             "number of drafts, or verify='match', draft_sampling='coupled' and a width, or leave reproducible out"
         )
-    if reproducible and speculation.tree is not None:
-        raise ValueError(
-            f"reproducible=True has no place with tree={speculation.tree}: a request beside one with penalties or a grammar "
-            "gets chains, whose sums have another order; leave either out"
-        )
     budget = speculation.verify_budget
     fits = not reproducible or budget is None or is_int(budget)
     expected = "a whole number of tokens for each request under reproducible=True, where no text depends on another"

@@ -82,7 +82,7 @@ def make_plan(pair: Pair, asked: LoadOptions) -> Plan:
     share = asked.gpu_memory_utilization
     is_model = pair.draft is None or (draft is not None and draft.language_model is not None)
     shards = shards_of(asked.tensor_parallel, asked.draft_tensor_parallel, is_model, asked.expert_parallel)
-    config = engine_config(asked.engine, target, draft)
+    config = engine_config(asked.engine, target, draft, trees=speculation.tree is not None)
     config = with_kv_cache_dtype(config, pair.target)
     check_activation_dtype(config.activation_dtype, target)
     if asked.engine.get("max_len") is None and not config.reproducible:

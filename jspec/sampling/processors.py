@@ -153,10 +153,8 @@ class Processing:
     length: jax.Array
     grammar: jax.Array | None = None
 
-    def apply(self, logits, drafts=None, first=0, vocabulary: DraftVocabulary | None = None, offsets=None) -> jax.Array:
+    def apply(self, logits, drafts=None, first=0, vocabulary: DraftVocabulary | None = None) -> jax.Array:
         """The logits as the requests want them. Arguments as for ``Processors.process``.
-
-        Of a tree of drafts, whose rows have no processors, entry j is of position length + offsets[:, j], int32 ``[B, J]``.
 
         With a draft vocabulary they are ``[B, J, Vd]``, before and after. Processors are by token, so the logits are
         widened to all tokens in between; early stops are taken out of the narrow logits.
@@ -168,9 +166,23 @@ class Processing:
             stop_tokens = vocabulary.indices(stop_tokens)
             if self.processors is not None or self.grammar is not None:
                 logits = vocabulary.narrowed(self._processed(vocabulary.widened(logits), drafts, first))
-        offsets = first + jnp.arange(logits.shape[1], dtype=jnp.int32)[None] if offsets is None else offsets
-        positions = self.length[:, None] + offsets
+        positions = self.length[:, None] + first + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
         return forbid_early_stops(logits, positions, stop_tokens, self.min_length)
+
+    def apply_to_tree(self, logits, offsets, chain, first: int = 0) -> jax.Array:
+        """The logits behind drafts of a tree as the requests want them, of which those that change them have a chain.
+
+        Args:
+          logits: ``[B, J, V]``.
+          offsets: int32 ``[B, J]``, how many drafts each entry is behind.
+          chain: int32 ``[B, n]``, the drafts of a row with a chain. Its entries are the first ones, behind ``first``,
+            ``first + 1``, .., n drafts.
+          first: an integer.
+        """
+        if self.processors is not None or self.grammar is not None:
+            count = chain.shape[1] + 1 - first
+            logits = jnp.concatenate([self._processed(logits[:, :count], chain, first), logits[:, count:]], axis=1)
+        return forbid_early_stops(logits, self.length[:, None] + offsets, self.stop_tokens, self.min_length)
 
     def _processed(self, logits, drafts, first) -> jax.Array:
         """The logits that ``apply`` returns, with stop tokens as they are."""

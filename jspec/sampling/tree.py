@@ -41,6 +41,27 @@ class Tree:
     count: jax.Array
 
     @property
+    def counts(self) -> jax.Array:
+        """bool ``[B, N - 1]``, which drafts count."""
+        return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None] < self.count[:, None]
+
+    @property
+    def deepest(self) -> jax.Array:
+        """int32 ``[B]``, the depth of the deepest draft that counts; 0 without drafts."""
+        return jnp.max(jnp.where(self.counts, self.depths, 0), axis=1)
+
+    def goes_on(self, last) -> jax.Array:
+        """bool ``[B]``, whether drafts that count follow query tokens ``last``, int32 ``[B]``."""
+        return jnp.any(self.counts & (self.parents == last[:, None]), axis=1)
+
+    def beginning_with(self, tokens, count, fixed) -> "Tree":
+        """The tree with other ``tokens`` and ``count``. Those that are ``fixed``, bool ``[B, N - 1]``, the first ones of
+        their rows, follow each other."""
+        index = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+        parents, depths = jnp.where(fixed, index, self.parents), jnp.where(fixed, index + 1, self.depths)
+        return Tree(tokens, parents, depths, count)
+
+    @property
     def query_depths(self) -> jax.Array:
         """int32 ``[B, N]``, those of the root and the drafts."""
         return jnp.pad(self.depths, ((0, 0), (1, 0)))
@@ -91,8 +112,7 @@ def match_tree(logits, warp: Warp, tree: Tree, noise: RoundNoise, depth: int) ->
     depths, N = tree.query_depths, logits.shape[1]
     distribution, sampled = make_distribution(logits, warp, noise.sample_keys(depths))
     of_parents = lambda x: jnp.take_along_axis(x, tree.parents, axis=1)  # noqa: E731
-    counts = jnp.arange(N - 1, dtype=jnp.int32)[None] < tree.count[:, None]
-    agrees = (tree.tokens == of_parents(sampled)) & of_parents(distribution.finite) & counts
+    agrees = (tree.tokens == of_parents(sampled)) & of_parents(distribution.finite) & tree.counts
     # A draft stands if it and all that it follows are what the target draws there. At most one of each depth does.
     agreed = _packed(jnp.pad(agrees, ((0, 0), (1, 0)), constant_values=True))
     stands = jnp.all(tree.ancestors & ~agreed[:, None] == 0, axis=2)

@@ -48,6 +48,11 @@ class Proposal:
     point_mass: jax.Array
     confidence: jax.Array | None = None
 
+    def beginning_with(self, tokens, count, fixed) -> "Proposal":
+        """The proposal with other ``tokens`` and ``count``. Those that are ``fixed``, bool ``[B, K]``, the first ones of
+        their rows, were not drawn."""
+        return dataclasses.replace(self, tokens=tokens, count=count, point_mass=self.point_mass | fixed)
+
     def by_row(self, change: Callable[[jax.Array], jax.Array]) -> "Proposal":
         """The proposal with ``change`` of every array that has an axis of rows; ``draft_ids`` has none."""
         if self.distribution is None or self.distribution.draft_ids is None:

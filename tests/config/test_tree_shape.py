@@ -79,9 +79,11 @@ def test_what_is_no_shape_is_refused(tree):
         Speculation(tree=TreeShape(8, 3, 2), max_draft_tokens=3)
 
 
-def test_nothing_is_reproducible_to_the_last_bit():
-    with pytest.raises(ValueError, match=r"^reproducible=True has no place with tree=.*; leave either out$"):
-        jspec.load("nowhere", "ngram", tree=TreeShape(8, 3, 2), reproducible=True)
+def test_the_shape_decides_the_last_bits():
+    """As it decides in which slots drafts lie."""
+    chain = Speculation(verify="match", draft_sampling="coupled")
+    assert chain.same_text_for_every_K(None, pins_shapes=False)
+    assert not Speculation(tree=TreeShape(8, 3, 2)).same_text_for_every_K(8, pins_shapes=False)
 
 
 def test_a_tree_decides_how_many_drafts_there_are_and_how_they_are_verified():

@@ -78,9 +78,9 @@ def moved_by(slots: int):
     return moved
 
 
-def finish_with_features_of_the_next_node(state, tree, logits, features, *rest):
+def follow_with_features_of_the_next_node(state, tree, processing, logits, features, *rest):
     features = features.at[:, 1:].set(jnp.roll(features[:, 1:], -1, axis=1))
-    return ends_of_rounds.finish_tree(state, tree, logits, features, *rest)
+    return ends_of_rounds.follow(state, tree, processing, logits, features, *rest)
 
 
 def keys_of_places(self, offset):
@@ -163,7 +163,7 @@ FAULTS = {  # the program that has it, where it is put, and what it leads to
     "the next slot is moved": ("verify", ends_of_rounds, "move_path", moved_by(1), TEXT),
     "the target draws with noise of a place": ("verify", RoundNoise, "sample_keys", keys_of_places, TEXT),
     "features of the next node": (
-        *("verify", a_step, "finish_tree", finish_with_features_of_the_next_node),
+        *("verify", a_step, "follow", follow_with_features_of_the_next_node),
         "the tree depends on the rounds before it",
     ),
     "children with noise of another position": (

@@ -1,46 +1,36 @@
 """Requests of engines that draft trees: whatever happens around them, their texts are those of the target alone."""
 
 import dataclasses
-import functools
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 from disturbances import attribute, calls_of_any_length, few_pages, preempting, serve
-from engines import MAX_LEN, V, assert_nothing_is_held, requests_of
-from lossless.distributions import Grammar
-from lossless.served import Automaton
+from engines import MAX_LEN, assert_nothing_is_held, requests_of
 from requests_and_engines import P, passing
 from shared_prefixes import sharing_requests
 from tiers import in_tiers
-from tree_engines import CONFIG, KINDS, REQUESTS, SHAPE, llm_of, with_params
+from tree_engines import (
+    CONFIG,
+    KINDS,
+    OPTIONS,
+    REQUESTS,
+    SHAPE,
+    alone,
+    expected,
+    llm_of,
+    texts,
+    with_options,
+    with_params,
+)
 
 import jspec
 from benchmarks.rounds.hlo import moves
 from jspec.engine.engine import Engine
-from jspec.engine.request import FULL, STOPPED, ActiveRequest, Request
+from jspec.engine.request import FULL, STOPPED
 from jspec.sampling.params import SamplingParams
 
-ANY = Grammar(tuple(tuple((v + s) % 3 if (v + s) % 3 else -1 for v in range(V)) for s in range(3)), (-1, -1, 5))
-
 LARGE = (33, 3, 4)  # nodes, depth, branch
-
-
-def texts(actives: list[ActiveRequest]) -> list[list[int]]:
-    return [active.tokens for active in actives]
-
-
-@functools.cache
-def expected(kind: str) -> list[list[int]]:
-    """The texts of ``REQUESTS``, each by itself, of the target alone."""
-    return alone(kind, REQUESTS)
-
-
-def alone(kind: str, requests: list[Request]) -> list[list[int]]:
-    engine = llm_of(kind, None).engine
-    engine.scheduler.pages.forget_prefixes()
-    return [texts(serve(engine, [request]))[0] for request in requests]
 
 
 @pytest.fixture(scope="module", params=in_tiers(KINDS, ["plain"]))
@@ -128,39 +118,6 @@ def test_stop_tokens_and_watchers_within_a_path(engine, kind):
         assert texts(serve(engine, watched)) == [tokens[: place + 1] for tokens in own]
 
 
-OPTIONS = {
-    "logprobs": {"logprobs": 2},
-    "penalties": {"repetition_penalty": 1.3, "logit_bias": {3: 1.0}},
-    "grammar": {},
-}
-
-
-def with_options(requests: list[Request], name: str) -> list[Request]:
-    some = with_params(requests, max_tokens=4, **OPTIONS[name])
-    return [dataclasses.replace(one, constraint=Automaton(ANY)) for one in some] if name == "grammar" else some
-
-
-@pytest.mark.parametrize("options", in_tiers(OPTIONS, ["logprobs", "penalties"]))
-def test_chains_beside_requests_with_options(engine, kind, options):
-    """Rounds of a batch draft chains with the same head while one of its requests has options that need it, and trees before
-    and behind."""
-    pairs = zip(REQUESTS[3:6], with_options(REQUESTS[:3], options), strict=True)
-    actives = serve(engine, [one for pair in pairs for one in pair])
-    assert texts(actives[::2]) == expected(kind)[3:6]
-    assert texts(actives[1::2]) == alone(kind, with_options(REQUESTS[:3], options))
-    drafted = {drafted for active in actives[::2] for drafted in active.drafted}
-    assert {SHAPE.depth, SHAPE.nodes - 1} <= drafted
-
-
-def test_logprobs_are_the_targets_own(engine, kind):
-    results = []
-    for serving in (engine, llm_of(kind, None).engine):
-        actives = serve(serving, with_params(REQUESTS, logprobs=2))
-        results.append([serving.frontend.result(active).token_logprobs for active in actives])
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-4)
-
-
 def test_streams_and_statistics(kind):
     """Deltas add up to the result, whose statistics count nodes as drafts, and paths as accepted."""
     llm, params = llm_of(kind), SamplingParams(temperature=1.0, max_tokens=20, seed=5)
@@ -174,27 +131,21 @@ def test_streams_and_statistics(kind):
     assert len(stats.acceptance_histogram) == SHAPE.depth + 1
     assert sum(stats.acceptance_histogram) == stats.num_steps
     assert stats.num_draft_tokens > SHAPE.depth * stats.num_steps
-    assert not result.reproducible, "chains beside other requests have sums in another order"
-
-
-def test_nothing_is_compiled_for_other_requests(engine, kind, xla_compilations):
-    """Once rounds of trees and of chains have run, and requests have been swapped."""
-    with preempting(engine):
-        serve(engine, [*REQUESTS, *with_params(REQUESTS[:2], logprobs=1)])
-    programs, compiled = engine.num_compilations, len(xla_compilations)
-    with preempting(engine):
-        serve(engine, [*with_params(REQUESTS[:2], logprobs=1), *with_params(REQUESTS, max_drafts=2), *REQUESTS[::-1]])
-    serve(engine, REQUESTS[:1])
-    assert (engine.num_compilations, len(xla_compilations)) == (programs, compiled)
+    assert set(stats.drafted_per_position) <= {stats.num_steps, stats.num_steps - 1}, (
+        "all but the last round went as deep"
+    )
+    assert {"draft", "correction", "bonus"} == set(result.sources)
+    assert not result.reproducible
 
 
 def test_no_pool_of_pages_is_copied(engine):
     """As XLA has compiled the rounds for a CPU: the accepted path moves within the pools that a call is given."""
-    serve(engine, REQUESTS[:1])
+    serve(engine, [*REQUESTS[:1], *with_options(REQUESTS[:1], "logprobs")], at_a_time=1)
     batch = engine.runner.batch
     leaves = jax.tree.leaves((batch.state.cache, batch.state.draft))
     sizes = [leaf.nbytes for leaf in leaves if leaf.ndim > 1]  # without scales of heads
-    for program in (program for program in batch.programs.decode.values() if program.compiled):
+    rounds = (*batch.programs.decode.values(), *batch.programs.processing_decode.values())
+    for program in (program for program in rounds if program.compiled):
         compiled = program._compiled
         assert compiled is not None
         text = compiled.as_text()
@@ -209,7 +160,7 @@ def test_nothing_is_compiled_after_warmup(xla_compilations):
     llm.warmup()
     programs, compiled = llm.engine.num_compilations, len(xla_compilations)
     assert texts(serve(llm.engine, REQUESTS)) == expected("plain")
-    serve(llm.engine, with_params(REQUESTS, logprobs=1))
+    serve(llm.engine, [one for name in OPTIONS for one in with_options(REQUESTS, name)])
     assert llm.engine.metrics().num_preemptions
     assert (llm.engine.num_compilations, len(xla_compilations)) == (programs, compiled)
 
@@ -262,12 +213,14 @@ def test_trees_of_the_shipped_models_accept_more_than_chains(head):
         SamplingParams(temperature=i % 3 / 2, max_tokens=40, seed=i, ignore_eos=True) for i in range(len(prompts))
     ]
     chains = {"num_draft_tokens": 3, "verify": "match", "draft_sampling": "coupled"}
-    ways = {"plain": (None, {}), "chain": (head, chains), "tree": (head, {"tree": jspec.TreeShape(16, 3, 4)})}
+    trees = {"tree": jspec.TreeShape(16, 3, 4), "reproducible": True}
+    ways = {"plain": (None, {}), "chain": (head, chains), "tree": (head, trees)}
     for way, (draft, how) in ways.items():
         sizes = {"max_batch": 6, "max_len": 96, "dtype": "float32", "compilation_cache": False}
         with jspec.load(models / "target", draft and models / draft, **sizes, **how) as llm:
             results = jspec.generate(llm, prompts, params)
         some.append([result.token_ids for result in results])
+        assert all(result.reproducible for result in results)
         stats = [result.stats for result in results]
         length[way] = sum(len(result.token_ids) for result in results) / sum(one.num_steps for one in stats)
     assert some[0] == some[1] == some[2]

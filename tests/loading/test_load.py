@@ -247,3 +247,18 @@ def test_prefill_batches_are_small_without_a_gpu(monkeypatch):
     assert largest(**fast, prefill_chunk=1024) == 1024
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert largest(**fast) == 4096
+
+
+def test_trees_are_reproducible_where_that_is_asked_for():
+    """Shapes are pinned then, and rounds of few requests, whom trees are for, take as long as those of many."""
+
+    def of(trees: bool, **fields) -> bool:
+        return engine_config(fields, TARGET, None, trees=trees).reproducible
+
+    assert (of(False), of(True), of(True, reproducible=True), of(False, reproducible=False)) == (
+        True,
+        False,
+        True,
+        False,
+    )
+    assert of(True, reproducible=None) is False

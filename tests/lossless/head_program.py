@@ -249,9 +249,7 @@ class HeadOracle(Oracle):
     @functools.cached_property
     def target(self) -> distributions.Model:
         logits = target_logits(self.program.architecture, self.ask.prompt)
-        return lambda history: self._distribution(
-            logits[node(self._after_prompt(history))], len(history), self.ask.warp
-        )
+        return lambda history: self._distribution(logits[node(self._after_prompt(history))], history, self.ask.warp)
 
     def drafts(self, history) -> tuple[int, distributions.Model]:
         """How many drafts a round after this history has, and their distribution."""
@@ -265,7 +263,7 @@ class HeadOracle(Oracle):
 
         def draft(seen):
             block = (*seen[len(history) :], *[0] * (K - 1))[: K - 1]
-            return self._distribution(logits[block][len(seen) - len(history)], len(seen), self._draft_warp)
+            return self._distribution(logits[block][len(seen) - len(history)], seen, self._draft_warp)
 
         return (room if first or len(history) > 1 else 0), draft
 
@@ -281,9 +279,9 @@ class HeadOracle(Oracle):
             temperature = 0.0
         return dataclasses.replace(warp, temperature=temperature)
 
-    def _distribution(self, logits, length: int, warp: distributions.Warp) -> np.ndarray:
-        logits = np.array(logits, np.float64)
-        if length < len(self.ask.prompt) + self.ask.min_tokens:
+    def _distribution(self, logits, text: distributions.History, warp: distributions.Warp) -> np.ndarray:
+        logits = distributions.processed(logits, text, len(self.ask.prompt), self.ask.options)
+        if len(text) < len(self.ask.prompt) + self.ask.min_tokens:
             logits[list(self.ask.stop_tokens)] = -np.inf
         return distributions.distribution(logits, warp)
 

@@ -203,6 +203,7 @@ def prefilled(program: Program, asks: Sequence[Ask], tables) -> DecodeState:
         max_drafts=column((K if a.max_drafts is None else a.max_drafts for a in asks), jnp.int32),
         warp=as_warp([a.warp for a in asks]),
         processors=_processors(asks),
+        chain=column((a.options != NO_OPTIONS for a in asks), jnp.int32),
     )
     tokens = column(((*a.prompt, *[0] * (S - len(a.prompt))) for a in asks), jnp.int32)
     return _prefill(program, *program.models(tables), tokens, request)

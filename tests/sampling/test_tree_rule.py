@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -180,6 +181,16 @@ def planted(N: int, depth: int, seed: int):
             tokens[row, i] = sampled[row, parent]
     tree = dataclasses.replace(tree, tokens=tokens)
     return tree, logits, sampled, np.asarray(distribution.finite)
+
+
+def test_how_deep_drafts_go_and_where_they_end():
+    """Drafts that do not count lie behind all others, and are no children."""
+    arrays = (np.array([x] * 3, np.int32) for x in ([5, 7, 9, 1], [0, 0, 1, 3], [1, 1, 2, 3]))
+    tree: Any = Tree(*arrays, np.array([4, 3, 0]))
+    assert jax.jit(lambda tree: tree.deepest)(tree).tolist() == [3, 2, 0]
+    goes_on = jax.jit(Tree.goes_on)
+    followed = [goes_on(tree, np.full(3, query)).tolist() for query in range(5)]
+    assert followed == [[True, True, False], [True, True, False], [False] * 3, [True, False, False], [False] * 3]
 
 
 @pytest.mark.parametrize("seed", range(12))

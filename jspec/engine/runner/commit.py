@@ -55,6 +55,8 @@ def commit(state: DecodeState, proposal: Proposal, result: VerifyResult) -> tupl
         drafted=jnp.where(live, proposal.count, -1),
         accepted=jnp.where(live, accepted, -1),
         outcome=outcome,
+        deepest=jnp.where(live, proposal.count, -1),
+        rejects=jnp.where(live, accepted < proposal.count, -1),
     )
     return state, log
 

@@ -186,14 +186,17 @@ def _of_rounds(builder: StepBuilder, target_leaves: Sequence[jax.Array]) -> Iter
             for R in builder.decoding.budgets(b, K):
                 name = f"decode_{b}_rows_{K}_drafts" + ("" if R is None else f"_{R}_tokens")
                 rounds = functools.partial(builder.rounds, K=K, budget=R)
-                yield "decode", (b, K, R), on_model(name, rounds, call, R or b * builder.width(K, trees=True))
+                yield "decode", (b, K, R), on_model(name, rounds, call, R or b * builder.width(K))
         yield "processing_decode", b, on_model(f"decode_{b}_rows_processing", builder.processing_rounds, call, tokens)
         for processing, suffix in suffixes:
             draft = functools.partial(builder.draft, processing=processing)
             yield "draft", (b, processing), on_model(f"draft_{b}_rows{suffix}", draft, call, tokens, gives=drafts)
         inputs, name = VerifyInputs(call, FixedDrafts.of(b, builder.most)), f"verify_pass_{b}_rows"
         yield "verify_pass", b, on_model(name, builder.verify_pass, inputs, tokens, takes=(drafts,), gives=verified)
-        allowed, grammar = GrammarInputs.empty(b, width, builder.vocab_size), builder.replicated(builder.grammar)
+        allowed, grammar = (
+            GrammarInputs.empty(b, builder.restricted, builder.vocab_size),
+            builder.replicated(builder.grammar),
+        )
         yield "grammar", b, ProgramSpec(f"grammar_{b}_rows", grammar, OUTCOME, allowed, gives="allowed")
         for processing, suffix in suffixes:
             name, finish = f"finish_{b}_rows{suffix}", functools.partial(builder.finish, processing=processing)

@@ -30,6 +30,7 @@ from jspec.engine.runner.device_batch import DeviceBatch
 from jspec.engine.runner.programs import PackedProgram
 from jspec.engine.runner.step import VerifyPass
 from jspec.engine.runner.step_io import DecodeRows, VerifyInputs
+from jspec.sampling.tree import Tree
 from jspec.sampling.verify import Proposal
 
 Failure = tuple[ActiveRequest, BaseException]
@@ -60,13 +61,13 @@ class _Proposed(NamedTuple):
       actives: their requests, in the order of the program's rows.
       bucket: the number of its rows.
       processing: whether its programs are those for processors and log-probabilities.
-      proposal: the drafts.
+      proposal: the drafts. Of a tree, those of constrained requests are chains.
     """
 
     actives: list[ActiveRequest]
     bucket: int
     processing: bool
-    proposal: Proposal
+    proposal: Proposal | Tree
 
 
 class _Passed(NamedTuple):
@@ -189,7 +190,7 @@ class SplitRounds:
         return tokens
 
     def _walk(
-        self, rows: list[ActiveRequest | None], proposal: Proposal, jump_forward: list[list[int]]
+        self, rows: list[ActiveRequest | None], proposal: Proposal | Tree, jump_forward: list[list[int]]
     ) -> tuple[PackedProgram, np.ndarray]:
         """Wait for the drafts, and find out which tokens may come along them.
 

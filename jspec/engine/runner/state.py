@@ -52,6 +52,8 @@ class RequestArrays:
         none do.
       processed_logprobs: int32 ``[B]``, 1 if the request wants log-probabilities of the distribution that tokens are drawn
         from, 0 if it wants those of the target's own, or none; None where no request wants the former.
+      chain: int32 ``[B]``, 1 if the request's drafts are a chain in rounds of trees, because its own tokens decide which may
+        follow: it has processors or a constraint; None where no request has.
 
     Example::
 
@@ -73,6 +75,7 @@ class RequestArrays:
     processors: Processors | None = None
     replays: jax.Array | None = None
     processed_logprobs: jax.Array | None = None
+    chain: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -195,6 +198,7 @@ def init_state(
         processors=None if vocab_size is None else Processors.none(B, vocab_size),
         replays=None if vocab_size is None else every_row(0),
         processed_logprobs=None if vocab_size is None else every_row(0),
+        chain=None if vocab_size is None else every_row(0),
     )
     stats = no_stats(B, drafter.num_draft_tokens) if estimates else None
     width = drafter.num_draft_tokens + 1 if width is None else width
@@ -321,6 +325,7 @@ def request_arrays(
         processors=Processors.of(params, length, vocab_size, request.bad_words),
         replays=array(request.replays, np.int32),
         processed_logprobs=array(mode == "processed_logprobs", np.int32),
+        chain=array(params.processes_logits or request.constraint is not None, np.int32),
     )
 
 

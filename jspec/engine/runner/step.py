@@ -23,7 +23,7 @@ from jspec.engine.runner.commit import commit, next_features
 from jspec.engine.runner.prefill import catch_up, prefill, prompt_logprobs, run_target
 from jspec.engine.runner.state import DecodeState, RequestArrays, processing_of
 from jspec.engine.runner.step_io import PrefillInputs
-from jspec.engine.runner.tree import finish_tree
+from jspec.engine.runner.tree import follow
 from jspec.models.kv_cache import PagedView
 from jspec.models.protocols import Target
 from jspec.models.ragged_view import RaggedView
@@ -159,16 +159,15 @@ class DecodeStep:
           state: the batch after ``verify_pass``.
           verified: its other result.
           allowed: uint32 ``[B, width, ceil(V / 32)]``, which tokens may come at each position from ``length`` on if all
-            drafts before it stand, as ``Processing`` has it; None allows all.
+            drafts before it stand, as ``Processing`` has it, with K + 1 in place of ``width`` where trees are drafted; None
+            allows all.
 
         Returns:
           the new state, and a log with fields ``[B]``.
         """
         proposal, hidden, features, view = verified
         if isinstance(proposal, Tree):
-            return finish_tree(
-                state, proposal, self.target.logits(hidden), features, self._noise(state), self.drafter.num_draft_tokens
-            )
+            return self._finish_tree(state, proposal, self.target.logits(hidden), features, allowed)
         sharding = BatchSharding.of(self.target, hidden)
         local: Any = (lambda tree: tree) if sharding is None else sharding.local_rows
         target: Any = self.target
@@ -188,6 +187,19 @@ class DecodeStep:
         logprobs = self._logprobs(processing, rows.request, logits, drafts, local(log.tokens)).packed()
         return after, dataclasses.replace(log, logprobs=logprobs if sharding is None else sharding.all_rows(logprobs))
 
+    def _finish_tree(self, state: DecodeState, tree: Tree, logits, features, allowed) -> tuple[DecodeState, RoundLog]:
+        """``finish`` of a tree, whose path that stands ends the round as a chain would."""
+        processing, K = dataclasses.replace(processing_of(state), grammar=allowed), self.drafter.num_draft_tokens
+        state, path = follow(state, tree, processing, logits, features, self._noise(state), K)
+        state = dataclasses.replace(state, features=next_features(state, path.features, K))
+        after, log = commit(state, path.drafts, path.result)
+        deepest, rejects = (jnp.where(state.live, x, -1) for x in (path.deepest, path.rejects.astype(jnp.int32)))
+        log = dataclasses.replace(log, deepest=deepest, rejects=rejects)
+        if self.logprobs:
+            logprobs = self._logprobs(processing, state.request, path.logits, path.drafts, log.tokens)
+            log = dataclasses.replace(log, logprobs=logprobs.packed())
+        return after, log
+
     def _noise(self, state: DecodeState) -> RoundNoise:
         return self.noise(state.request.key_data, state.request.length)
 
@@ -206,7 +218,7 @@ class DecodeStep:
         rounds = most_rounds if rounds is None else rounds
         none = jnp.full(state.request.length.shape, -1, jnp.int32)  # of a row that took no part
         tokens = jnp.full((*none.shape, self.drafter.num_draft_tokens + 1), -1, jnp.int32)
-        empty = RoundLog(tokens, jnp.zeros_like(none), none, none, none).packed()
+        empty = RoundLog(tokens, jnp.zeros_like(none), *[none] * 5).packed()
         logprobs = jnp.zeros((most_rounds, *tokens.shape, PACKED), jnp.int32) if self.logprobs else None
 
         def unfinished(carry):
@@ -293,6 +305,7 @@ class DecodeStep:
             cache=state.cache,
             row=state.rows if state.has_states else None,
             max_drafts=request.max_drafts,
+            chain=None if request.chain is None else request.chain > 0,
         )
         return self.drafter.propose(state.drafter_state, context)
 

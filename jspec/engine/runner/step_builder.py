@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from jspec.config import EngineConfig
-from jspec.drafting.tree import TreeDrafter
 from jspec.engine.adaptive.cost_table import RoundShape, budget_of, round_shapes
 from jspec.engine.decoding import Decoding
 from jspec.engine.round_log import CallLogs
@@ -22,6 +21,7 @@ from jspec.engine.runner.step import DecodeStep, VerifyPass
 from jspec.engine.runner.step_io import DecodeRows, GrammarInputs, VerifyInputs
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.peers import Peers
+from jspec.sampling.tree import Tree
 from jspec.sampling.verify import RULES, Proposal
 
 Leaves = tuple[list[jax.Array], list[jax.Array]]  # the arrays of the target, and those of the draft model
@@ -58,16 +58,18 @@ class StepBuilder:
         """Every round shape of a program of so many rows, in ascending order of K."""
         return round_shapes(self.draft_lengths, self.decoding.budgets, rows)
 
-    def width(self, K: int, trees: bool = False) -> int:
+    def width(self, K: int) -> int:
         """How many query tokens the target reads for each row in a round of K drafts, or of trees that deep."""
-        tree = self.decoding.tree if trees else None
+        tree = self.decoding.tree
         return self.config.width or (K + 1 if tree is None else tree.nodes)
 
-    def step(
-        self, leaves: Leaves, K: int, budget: int | None = None, peers: Peers | None = None, trees: bool = False
-    ) -> DecodeStep:
-        """For rounds of K drafts, of which the target reads up to ``budget`` tokens in all, None for every one; chains, or
-        ``trees`` where the engine has some.
+    @property
+    def restricted(self) -> int:
+        """How many positions of a row a grammar may restrict. Where trees are drafted, such a row has a chain."""
+        return self.width(self.most) if self.decoding.tree is None else self.most + 1
+
+    def step(self, leaves: Leaves, K: int, budget: int | None = None, peers: Peers | None = None) -> DecodeStep:
+        """For rounds of K drafts, of which the target reads up to ``budget`` tokens in all, None for every one.
 
         With K = 0 the drafter is the one of the most drafts, which catches up later. Models in shards are added up by
         ``peers``.
@@ -78,11 +80,9 @@ class StepBuilder:
                 model.peers = peers
         own = K in (0, self.most)
         drafter = self.decoding.make_drafter(target, draft_model, *(() if own else (K,)))
-        if isinstance(drafter, TreeDrafter) and not trees:
-            drafter = drafter.chain
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
         rule, expand = RULES[self.decoding.rule if K else "match"], self.config.expand_latents
-        return DecodeStep(target, drafter, rule, self.width(K, trees), self.decoding.noise, expand, budget=budget)
+        return DecodeStep(target, drafter, rule, self.width(K), self.decoding.noise, expand, budget=budget)
 
     def program(self, function: Callable) -> Callable:
         """``(leaves, state, *inputs, peers) -> (state, result)`` of a ``function(steps, state, *inputs)`` of those below."""
@@ -108,7 +108,7 @@ class StepBuilder:
 
         No row of the call has processors or wants log-probabilities. ``K`` and ``budget`` as for ``step``.
         """
-        new, logs = self._rounds(steps(K, budget, trees=True), with_processors(state, None), call, K)
+        new, logs = self._rounds(steps(K, budget), with_processors(state, None), call, K)
         return with_processors(new, state.request.processors), logs
 
     def processing_rounds(self, steps: Steps, state: DecodeState, call: DecodeRows) -> tuple[DecodeState, CallLogs]:
@@ -120,7 +120,7 @@ class StepBuilder:
 
     def draft(
         self, steps: Steps, state: DecodeState, call: DecodeRows, processing: bool
-    ) -> tuple[DecodeState, Proposal]:
+    ) -> tuple[DecodeState, Proposal | Tree]:
         """The first part of a round of the rows of a call: ``DecodeStep.draft``.
 
         ``processing`` says whether one of the rows may have processors, or want log-probabilities.
@@ -131,7 +131,7 @@ class StepBuilder:
         return dataclasses.replace(state, draft=after.draft, draft_rows=draft_rows), proposal
 
     def verify_pass(
-        self, steps: Steps, state: DecodeState, proposal: Proposal, inputs: VerifyInputs
+        self, steps: Steps, state: DecodeState, proposal: Proposal | Tree, inputs: VerifyInputs
     ) -> tuple[DecodeState, VerifyPass]:
         """``DecodeStep.verify_pass`` of the same rows, whose jump-forward tokens become their first drafts."""
         rows, step = take(state, inputs.call.rows, inputs.call.table), steps(self.most)
@@ -142,7 +142,7 @@ class StepBuilder:
         return dataclasses.replace(state, cache=after.cache), verified
 
     def grammar(self, outcome: jax.Array, inputs: GrammarInputs) -> jax.Array:
-        """The tokens that may come in every row of the largest call, uint32 ``[max_batch, width, ceil(V / 32)]``.
+        """The tokens that may come in every row of the largest call, uint32 ``[max_batch, restricted, ceil(V / 32)]``.
 
         Of ``outcome``, which is the state's, only the devices matter: they are those of the result.
         """

@@ -78,7 +78,7 @@ class GrammarInputs:
 
     Attributes:
       places: int32 ``[m]``, the rows of the call; its number of rows or more is no row.
-      allowed: uint32 ``[m, width, ceil(V / 32)]``, as ``DecodeStep.verify`` takes it.
+      allowed: uint32 ``[m, positions, ceil(V / 32)]``, as ``DecodeStep.finish`` takes it.
     """
 
     places: Any
