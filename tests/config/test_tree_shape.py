@@ -87,7 +87,7 @@ def test_nothing_is_reproducible_to_the_last_bit():
 def test_a_tree_decides_how_many_drafts_there_are_and_how_they_are_verified():
     settings = Speculation(tree=jspec.TreeShape(8, 3, 2))
     assert (settings.verify, settings.draft_sampling, settings.most_draft_tokens) == ("match", "coupled", 3)
-    assert settings.width == 8
+    assert settings.width(rows=1) == settings.width(rows=64) == 8
     assert dataclasses.replace(settings) == settings == settings.fixed(3)
     assert settings == Speculation(3, "match", "coupled", tree=TreeShape(8, 3, 2))
     assert Speculation().verify == "rejection"

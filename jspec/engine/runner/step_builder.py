@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
-from jspec.config import EngineConfig
+from jspec.config import EngineConfig, TreeShape
 from jspec.drafting.tree import TreeDrafter
-from jspec.engine.adaptive.cost_table import RoundShape, budget_of, round_shapes
+from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of, round_shapes
 from jspec.engine.decoding import Decoding
 from jspec.engine.round_log import CallLogs
 from jspec.engine.runner.shard_map import ProgramSharding
@@ -51,23 +51,25 @@ class StepBuilder:
 
     @property
     def draft_lengths(self) -> tuple[int, ...]:
-        """Every K of rounds."""
+        """Every K of rounds of chains."""
         return tuple(self.decoding.draft_lengths or (self.most,))
 
     def round_shapes(self, rows: int) -> list[RoundShape]:
-        """Every round shape of a program of so many rows, in ascending order of K."""
-        return round_shapes(self.draft_lengths, self.decoding.budgets, rows)
+        """Every round shape of a program of so many rows: chains in ascending order of K, then trees."""
+        chains = round_shapes(self.draft_lengths, self.decoding.budgets, rows) if self.decoding.tree is None else []
+        return [*chains, *self.decoding.trees(rows)]
 
-    def width(self, K: int, trees: bool = False) -> int:
-        """How many query tokens the target reads for each row in a round of K drafts, or of trees that deep."""
-        tree = self.decoding.tree if trees else None
-        return self.config.width or (K + 1 if tree is None else tree.nodes)
+    @property
+    def trees(self) -> list[TreeShape]:
+        """Every shape of trees that rounds may have."""
+        return list(dict.fromkeys(tree for rows in self.config.batch_buckets for tree in self.decoding.trees(rows)))
 
-    def step(
-        self, leaves: Leaves, K: int, budget: int | None = None, peers: Peers | None = None, trees: bool = False
-    ) -> DecodeStep:
-        """For rounds of K drafts, of which the target reads up to ``budget`` tokens in all, None for every one; chains, or
-        ``trees`` where the engine has some.
+    def width(self, shape: RoundShape) -> int:
+        """How many query tokens the target reads for each row in a round in which it reads all drafts."""
+        return self.config.width or (shape.nodes if isinstance(shape, TreeShape) else drafts_of(shape) + 1)
+
+    def step(self, leaves: Leaves, shape: RoundShape, peers: Peers | None = None) -> DecodeStep:
+        """For rounds of a shape.
 
         With K = 0 the drafter is the one of the most drafts, which catches up later. Models in shards are added up by
         ``peers``.
@@ -76,13 +78,15 @@ class StepBuilder:
         for model in (target, draft_model):
             if peers is not None and getattr(model, "shards", None) is not None:
                 model.peers = peers
-        own = K in (0, self.most)
-        drafter = self.decoding.make_drafter(target, draft_model, *(() if own else (K,)))
-        if isinstance(drafter, TreeDrafter) and not trees:
+        drafts = shape if isinstance(shape, TreeShape) else drafts_of(shape)
+        own = drafts in (0, self.most, self.decoding.tree)
+        drafter = self.decoding.make_drafter(target, draft_model, *(() if own else (drafts,)))
+        if isinstance(drafter, TreeDrafter) and not isinstance(shape, TreeShape):
             drafter = drafter.chain
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
-        rule, expand = RULES[self.decoding.rule if K else "match"], self.config.expand_latents
-        return DecodeStep(target, drafter, rule, self.width(K, trees), self.decoding.noise, expand, budget=budget)
+        rule, expand = RULES[self.decoding.rule if drafts else "match"], self.config.expand_latents
+        width, noise = self.width(shape), self.decoding.noise
+        return DecodeStep(target, drafter, rule, width, noise, expand, budget=budget_of(shape))
 
     def program(self, function: Callable) -> Callable:
         """``(leaves, state, *inputs, peers) -> (state, result)`` of a ``function(steps, state, *inputs)`` of those below."""
@@ -102,13 +106,13 @@ class StepBuilder:
         return put(state, call.rows, rows), None
 
     def rounds(
-        self, steps: Steps, state: DecodeState, call: DecodeRows, K: int, budget: int | None
+        self, steps: Steps, state: DecodeState, call: DecodeRows, shape: RoundShape
     ) -> tuple[DecodeState, CallLogs]:
-        """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs.
+        """``call.rounds`` rounds of a shape of the rows of the call, and their logs.
 
-        No row of the call has processors or wants log-probabilities. ``K`` and ``budget`` as for ``step``.
+        No row of the call has processors or wants log-probabilities.
         """
-        new, logs = self._rounds(steps(K, budget, trees=True), with_processors(state, None), call, K)
+        new, logs = self._rounds(steps(shape), with_processors(state, None), call, drafts_of(shape))
         return with_processors(new, state.request.processors), logs
 
     def processing_rounds(self, steps: Steps, state: DecodeState, call: DecodeRows) -> tuple[DecodeState, CallLogs]:

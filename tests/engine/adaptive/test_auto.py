@@ -134,7 +134,7 @@ def test_the_window_of_a_smaller_K_is_caught_up_first(monkeypatch):
     send = runner.batch.send
     monkeypatch.setattr(runner.batch, "send", lambda program, *args: sent.append(program) or send(program, *args))
     run_with(engine, itertools.cycle(CYCLE))
-    lengths = {program: K for (_, K, _), program in runner.batch.programs.decode.items()}
+    lengths = {program: K for (_, K), program in runner.batch.programs.decode.items()}
     asked = [program for program in sent if program in lengths or program is runner.batch.programs.catch_up]
     before = [lengths[asked[i - 1]] for i, what in enumerate(asked) if what is runner.batch.programs.catch_up]
     assert set(before) == {4}  # before 1, and not after a rest, which caught up itself
