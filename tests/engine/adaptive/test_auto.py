@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 import pytest
+from disturbances import ScriptedController
 from engines import (
     CONFIG,
     GREEDY,
@@ -48,23 +49,6 @@ LENGTHS, FEW = (0, 1, 4), (0, 1, 2)  # what engines over decoders, and those ove
 CHEAP = {CONFIG.max_batch: dict.fromkeys((0, 1, 2, 4), 1.0)}
 CYCLE = (4, 0, 4, 1, 0, 0, 1, 4, 1, 0)
 TABLES = (bigram(successor_table() / 10), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 21, 22, 28)) / 10))
-
-
-class ScriptedController:
-    """A stand-in for a ``Controller`` that follows a script, and notes its observations."""
-
-    trying = False
-
-    def __init__(self, script: Iterable[int]):
-        self.script, self.observed = iter(script), []
-
-    def choose(self, rows: int, requests=()) -> int:
-        del requests
-        return next(self.script)
-
-    def observe(self, K, rounds, accepted, verified):
-        del verified
-        self.observed.append((K, rounds, list(accepted)))
 
 
 @shared
