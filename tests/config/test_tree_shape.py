@@ -125,6 +125,24 @@ def test_models_that_have_no_trees_yet_are_refused(target, draft, shards, said):
     check_tree(target, draft, None, (shards, None))
 
 
+@pytest.mark.parametrize(
+    ("target", "draft", "said"),
+    [
+        (LATENTS, HEADS["eagle"], "the target caches latents"),
+        (TARGET, "ngram", "draft is 'ngram', expected one of eagle, eagle3"),
+        (TARGET, HEADS["dflash"], "draft has weights for 4 drafts, fewer than depth=6"),
+        (
+            dataclasses.replace(TARGET, windows=(12, None, 6)),
+            HEADS["eagle"],
+            "a window of the target is not longer than 6",
+        ),
+    ],
+)
+def test_models_without_trees_are_refused_under_auto(target, draft, said):
+    with pytest.raises(ValueError, match=rf"^tree='auto': {said}.*; leave tree out$"):
+        check_tree(target, draft, "auto", (None, None))
+
+
 def test_a_window_longer_than_the_tree_is_deep_will_do():
     for draft in (HEADS["eagle"], HEADS["eagle3"], HEADS["eagle-small"]):
         check_tree(WINDOW, draft, TreeShape(6, 2, 2), (None, None))
