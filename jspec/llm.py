@@ -1,6 +1,7 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jspec._validation import require
-from jspec.config import EngineConfig, Speculation
+from jspec.config import EngineConfig, Speculation, TreeShape
 from jspec.config.engine import FP8_CACHES
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.beside_trainer import BesideTrainer
@@ -85,7 +86,8 @@ class LLM(BesideTrainer, ReplaceableWeights):
             speculation.verify,
             draft_lengths=speculation.draft_lengths if auto else None,
             budgets=speculation.budgets if budgeted else verify_every_draft,
-            tree=speculation.tree,
+            tree=speculation.tree if isinstance(speculation.tree, TreeShape) else None,
+            trees=speculation.trees,
         )
         self.engine = Engine(
             target,
@@ -99,6 +101,12 @@ class LLM(BesideTrainer, ReplaceableWeights):
             drafts_decide=drafts_decide,
             default_params=default_sampling_params,
         )
+        if speculation.tree == "auto" and not self.engine.runner.batch.builder.trees:
+            warnings.warn(
+                f"tree='auto': every program has {config.max_batch} rows, too many for trees to pay, so that all drafts are "
+                "chains; load with reproducible=False, which has programs of fewer rows as well, or with max_batch=16",
+                stacklevel=3,
+            )
         self._weights = ModelWeights(self.engine, target, draft_model, origin)
         merge, spread = self.engine.runner.batch.builder.merge_target, self.engine.runner.batch.sharding
 
@@ -275,7 +283,7 @@ class LLM(BesideTrainer, ReplaceableWeights):
         drafts = f"draft={self.method!r}"
         if self.method is not None:
             drafts += f", num_draft_tokens={self.speculation.num_draft_tokens!r}, verify={self.speculation.verify!r}"
-            drafts += "" if self.speculation.tree is None else f", tree={self.speculation.tree}"
+            drafts += "" if self.speculation.tree is None else f", tree={self.speculation.tree!r}"
         rounded = f", kv_cache_dtype={config.kv_cache_dtype!r}" if config.kv_cache_dtype in FP8_CACHES else ""
         rounded += f", activation_dtype={config.activation_dtype!r}" if config.activation_dtype != "auto" else ""
         return (
@@ -376,8 +384,8 @@ class LLM(BesideTrainer, ReplaceableWeights):
 
     @property
     def costs(self) -> CostTable | None:
-        """The costs by which ``num_draft_tokens="auto"`` and ``verify_budget="auto"`` choose: those given to ``load``, or
-        those that ``warmup`` measured. None before they are measured, and where there is nothing to choose."""
+        """The costs by which ``num_draft_tokens``, ``tree`` and ``verify_budget`` choose where they are ``auto``: those that
+        ``load`` was given, or that ``warmup`` measured. None before that, and where there is nothing to choose."""
         controller = self.engine.loop.controller
         if controller is None or self.method is None:
             return None

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jspec._validation import require, resolve_names
 from jspec.commands.group_args import group_of
@@ -201,16 +201,18 @@ def add_verifying_options(parser):
         default=None,
         help="beside a draft: where the newest tokens occur earlier in a request's text, draft what followed them",
     )
-    tree = "trees of drafts of an EAGLE head or a block drafter: nodes, depth and branch; with 32 it is 32,6,4"
+    tree = "trees of drafts of an EAGLE head or a block drafter: nodes, depth and branch, or auto; with 32 it is 32,6,4"
     parser.add_argument("--tree", type=tree_of, metavar="N[,N[,N]]", help=tree)
 
 
-def tree_of(text: str) -> TreeShape:
+def tree_of(text: str) -> TreeShape | Literal["auto"]:
     """The shape that ``--tree`` gives."""
+    if text == "auto":
+        return "auto"
     numbers = text.split(",")
     if not (len(numbers) <= 3 and all(number.strip().isdecimal() for number in numbers)):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected nodes, depth and branch, 32,6,4 for example, or nodes alone"
+            f"{text!r}: expected nodes, depth and branch, 32,6,4 for example, or nodes alone, or auto"
         )
     try:
         return TreeShape(*map(int, numbers))

@@ -21,11 +21,14 @@ NGRAM_ALONE, NGRAM_BESIDE = (1, 4), (4, 8)
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 DEFAULT_MAX_DRAFT_TOKENS = 8
 
+# The trees that ``tree="auto"`` may choose, the largest and deepest one first.
+AUTO_TREES = (TreeShape(nodes=32, depth=6, branch=4), TreeShape(nodes=8, depth=4, branch=2))
+
 # Every number of tokens for each request that ``verify_budget="auto"`` may choose. A program is compiled for each.
 BUDGETS = (1.5, 2, 3, 4)
 MOST_OF_ALL = 0.8  # the largest budget, as a share of a round's tokens; above it hardly anything is saved
 # Rounds of up to so many tokens have no budget, because their products take only the time of reading the weights; on an
-# H200 that holds up to about 180 tokens (790 TFLOP/s over 4.3 TB/s).
+# H200 that holds up to about 180 tokens (790 TFLOP/s over 4.3 TB/s). Under ``tree="auto"`` trees have no more.
 NEVER_CUT = 128
 
 
@@ -69,7 +72,9 @@ class Speculation:
         draft. The text keeps the target's distribution, but with ``rejection`` and ``block`` it depends on the other
         requests of the batch; so under ``reproducible=True`` each request gets n tokens.
       tree: the shape of trees of drafts, of EAGLE and EAGLE-3 heads and block drafters. A path is followed as far as it is
-        the target's own seeded sample, so the rule is ``match``, and K is the tree's depth. None drafts chains.
+        the target's own seeded sample, so the rule is ``match``, and K is the tree's depth. None drafts chains. With
+        ``auto`` the engine chooses between calls, as for K, among a tree and chains of 0 to ``num_draft_tokens`` drafts;
+        ``num_draft_tokens="auto"`` beside it allows as many as ``max_draft_tokens`` says.
 
     Example::
 
@@ -89,7 +94,7 @@ class Speculation:
     max_draft_tokens: int | None = None
     verify_budget: float | Literal["auto"] | None = None
     lookup: bool = False
-    tree: TreeShape | None = None
+    tree: TreeShape | Literal["auto"] | None = None
 
     def __post_init__(self):
         if is_one_of(self.verify, ("auto",)):
@@ -122,27 +127,40 @@ class Speculation:
         expected = f"None, 'auto', or a number of tokens for each request, above 1 and at most {MAX_DRAFTS + 1}"
         require(ok, "verify_budget", n, expected)
 
-    @property
-    def width(self) -> int:
-        """How many query tokens the target reads for each row in a round."""
-        return self.most_draft_tokens + 1 if self.tree is None else self.tree.nodes
+    def width(self, rows: int) -> int:
+        """How many query tokens the target reads in a round for each of ``rows`` rows. Rounds of fewer rows, whose trees may
+        be larger, have no more in all."""
+        tokens = max((b * tree.nodes for b in range(1, rows + 1) for tree in self.trees(b)), default=0)
+        return max(self.most_draft_tokens + 1, -(-tokens // rows))
+
+    def trees(self, rows: int) -> tuple[TreeShape, ...]:
+        """The shapes of trees that a round of so many rows may have. Under ``auto`` there is one at most, the largest whose
+        nodes take hardly more time than reading the weights."""
+        if self.tree == "auto":
+            return tuple(tree for tree in AUTO_TREES if rows * tree.nodes <= NEVER_CUT)[:1]
+        return () if self.tree is None else (self.tree,)
 
     @property
     def auto(self) -> bool:
         """Whether the engine chooses K."""
-        return self.num_draft_tokens == "auto"
+        return self.num_draft_tokens == "auto" or self.tree == "auto"
 
     @property
     def most_draft_tokens(self) -> int:
-        """K; under ``auto``, the largest K that may be chosen."""
+        """K; under ``auto``, the largest K that may be chosen, the depth of trees among them."""
+        return max([self.longest_chain, *(tree.depth for tree in self.trees(rows=1))])
+
+    @property
+    def longest_chain(self) -> int:
+        """K of the longest chains of drafts."""
         if self.num_draft_tokens == "auto":
             return DEFAULT_MAX_DRAFT_TOKENS if self.max_draft_tokens is None else self.max_draft_tokens
         return self.num_draft_tokens
 
     @property
     def draft_lengths(self) -> tuple[int, ...]:
-        """Every K that may be chosen, in ascending order."""
-        most = self.most_draft_tokens
+        """Every K of chains that may be chosen, in ascending order."""
+        most = self.longest_chain
         return (*(K for K in DRAFT_LENGTHS if most > K), most) if self.auto else (most,)
 
     @property
@@ -177,9 +195,11 @@ class Speculation:
             return dataclasses.replace(self, max_draft_tokens=most, verify_budget=None)
         return dataclasses.replace(self, num_draft_tokens=most, verify_budget=None)
 
-    def fixed(self, num_draft_tokens: int) -> "Speculation":
-        """The same settings with an integer K, which leaves nothing to choose."""
-        return dataclasses.replace(self, num_draft_tokens=num_draft_tokens, max_draft_tokens=None)
+    def fixed(self, drafts: int | TreeShape) -> "Speculation":
+        """The same settings with an integer K, or with trees of one shape, which leaves nothing to choose."""
+        K, tree = (drafts.depth, drafts) if isinstance(drafts, TreeShape) else (drafts, self.tree)
+        tree = None if tree == "auto" else tree
+        return dataclasses.replace(self, num_draft_tokens=K, max_draft_tokens=None, tree=tree)
 
     def same_text_for_every_K(self, width: int | None, pins_shapes: bool = True) -> bool:
         """Whether a seed means one text whatever K is, where rounds have ``width`` query tokens: drafts only make it come
@@ -198,13 +218,17 @@ class Speculation:
             )
 
     def _check_tree(self):
-        tree, default = self.tree, Speculation.num_draft_tokens
-        expected = "None or a jspec.TreeShape(nodes=.., depth=.., branch=..)"
-        require(tree is None or isinstance(tree, TreeShape), "tree", tree, expected)
+        tree, K = self.tree, self.num_draft_tokens
+        expected = "None or a jspec.TreeShape(nodes=.., depth=.., branch=..), or 'auto'"
+        auto = is_one_of(tree, ("auto",))
+        require(tree is None or auto or isinstance(tree, TreeShape), "tree", tree, expected)
         if tree is None:
             return
+        expected = "'auto' or at least 1 with tree='auto', the most drafts of the chains to choose from"
+        require(not auto or not is_one_of(K, (0,)), "num_draft_tokens", K, expected)
+        depths = (Speculation.num_draft_tokens, tree.depth) if isinstance(tree, TreeShape) else (K,)
         for name, value, known, why in (
-            ("num_draft_tokens", self.num_draft_tokens, (default, tree.depth), "K is the depth of the tree"),
+            ("num_draft_tokens", K, depths, "K is the depth of the tree"),
             ("verify", self.verify, ("match",), "accepting by p / q needs the law of a whole tree, which is not done"),
             (
                 "draft_sampling",
@@ -220,7 +244,8 @@ class Speculation:
         ):
             if not is_one_of(value, known):
                 raise ValueError(f"{name}={value!r} has no place with a tree: {why}; leave it out, or leave tree out")
-        object.__setattr__(self, "num_draft_tokens", tree.depth)
+        if isinstance(tree, TreeShape):
+            object.__setattr__(self, "num_draft_tokens", tree.depth)
         object.__setattr__(self, "draft_sampling", "coupled")
 
     def _check_num_draft_tokens(self):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jspec.config import ModelConfig, Speculation
+from jspec.config import ModelConfig, Speculation, TreeShape
 from jspec.config.heads import DraftConfig
 from jspec.drafting.base import Drafter, Setup
 from jspec.drafting.lookup import with_lookup
@@ -22,14 +22,14 @@ def method_of(draft: DraftConfig | str | None) -> str | None:
 def drafter_for(
     draft: DraftConfig | str | None, target: ModelConfig, speculation: Speculation
 ) -> Callable[..., Drafter]:
-    """A function ``(target module, draft module, num_draft_tokens=None)`` that builds the drafter, inside a trace.
+    """A function ``(target module, draft module, drafts=None)`` that builds the drafter, inside a trace.
 
     Args:
       draft: the config of a draft model or of a draft head that fits the target, the name of a method that has no
         checkpoint, or None for plain decoding.
       target: config of the target.
       speculation: how drafts are drawn, and the largest K. A drafter has this K unless it is built with a smaller
-        ``num_draft_tokens``.
+        number of ``drafts``, or with the shape of trees as ``drafts``.
     """
     drafter: type[Drafter] = NoDrafts if draft is None else resolve(entry_of(draft).drafter)
     return DrafterBuilder(drafter, None if isinstance(draft, str) else draft, target, speculation)
@@ -50,9 +50,9 @@ class DrafterBuilder:
     target: ModelConfig
     speculation: Speculation
 
-    def __call__(self, target_module: Target, draft_module: Any, num_draft_tokens: int | None = None) -> Drafter:
-        settings = self.speculation if num_draft_tokens is None else self.speculation.fixed(num_draft_tokens)
-        kinds = {kind.kind: kind for kind in (EagleTree, BlockTree)} if settings.tree is not None else {}
+    def __call__(self, target_module: Target, draft_module: Any, drafts: int | TreeShape | None = None) -> Drafter:
+        settings = self.speculation if drafts is None else self.speculation.fixed(drafts)
+        kinds = {kind.kind: kind for kind in (EagleTree, BlockTree)} if isinstance(settings.tree, TreeShape) else {}
         drafter: Any = kinds.get(self.drafter, self.drafter).build(
             Setup(self.draft, self.target, target_module, draft_module, settings)
         )

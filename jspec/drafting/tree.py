@@ -76,7 +76,7 @@ class TreeDrafter(abc.ABC):
     @classmethod
     def build(cls, setup: Setup) -> Self:
         shape = setup.speculation.tree
-        assert shape is not None
+        assert isinstance(shape, TreeShape)
         return cls(cls.kind.build(setup), shape)
 
     @property

@@ -25,7 +25,7 @@ class Loop:
     Args:
       runner: has the weights, the programs, and the state on the device.
       config: what may be used.
-      draft_lengths: every K that may be chosen between calls; None leaves no choice.
+      draft_lengths: every K of chains that may be chosen between calls; None leaves no choice.
       costs: for each of ``config.batch_buckets``, round shape -> seconds per round; None has them measured.
       drafts_decide: whether the text of a seed depends on its drafts.
 
@@ -214,7 +214,7 @@ class Loop:
         free = schedule.decoding or [active for active in schedule.drafting if active.request.constraint is None]
         if free and not any(active.request.needs_processing for active in free):
             shape, trying = self._round_shape(free)
-            self._mix_free_with_constrained = shape == self.runner.num_draft_tokens
+            self._mix_free_with_constrained = drafts_of(shape) == self.runner.num_draft_tokens
         return schedule, shape, trying and bool(schedule.decoding)
 
     def _round_shape(self, decoding: Sequence[ActiveRequest]) -> tuple[RoundShape, bool]:

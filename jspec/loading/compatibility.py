@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from typing import Literal
 
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
@@ -17,6 +18,7 @@ from jspec.config.heads import (
     MTPConfig,
     PardConfig,
 )
+from jspec.config.speculation import AUTO_TREES
 from jspec.models.sharding import mesh_of
 from jspec.registry import LOOKED_UP, NGRAM, entry_of, particular_options
 from jspec.text.detokenizer import Tokenizer
@@ -52,11 +54,15 @@ def check_options(draft: DraftConfig | str | None, speculation: Speculation):
 
 
 def check_tree(
-    target: ModelConfig, draft: DraftConfig | str | None, tree: TreeShape | None, shards: Sequence[Shards | None]
+    target: ModelConfig,
+    draft: DraftConfig | str | None,
+    asked: TreeShape | Literal["auto"] | None,
+    shards: Sequence[Shards | None],
 ):
-    """Refuse trees of drafts for what has none yet, with the reason."""
-    if tree is None:
+    """Refuse trees of drafts for what has none yet, with the reason; under ``auto``, the deepest ones."""
+    if asked is None:
         return
+    tree = asked if isinstance(asked, TreeShape) else AUTO_TREES[0]
     method = None if draft is None else entry_of(draft).name
     most = tree.depth if draft is None or isinstance(draft, str) or draft.max_drafts is None else draft.max_drafts
     chooses = isinstance(draft, BlockConfig) and (draft.domino or draft.lilicorr or draft.is_dflash2)
@@ -71,7 +77,7 @@ def check_tree(
         (min(windows, default=tree.depth + 1) > tree.depth, f"a window of the target is not longer than {tree.depth}"),
     ):
         if not ok:
-            raise ValueError(f"tree={tree}: {why}; leave tree out")
+            raise ValueError(f"tree={asked!r}: {why}; leave tree out")
 
 
 def check_compatible(
@@ -121,10 +127,11 @@ def with_available_drafts(speculation: Speculation, draft: ModelConfig | HeadCon
 
     It warns if that is fewer than the user asked for, or if the draft head was trained to draft fewer.
     """
-    if speculation.tree is not None:  # ``check_tree`` refuses one that is too deep
+    if isinstance(speculation.tree, TreeShape):  # ``check_tree`` refuses one that is too deep
         return speculation
-    K, field = speculation.most_draft_tokens, "max_draft_tokens" if speculation.auto else "num_draft_tokens"
-    asked = not speculation.auto or speculation.max_draft_tokens is not None
+    auto = speculation.num_draft_tokens == "auto"
+    K, field = speculation.longest_chain, "max_draft_tokens" if auto else "num_draft_tokens"
+    asked = not auto or speculation.max_draft_tokens is not None
     if draft.max_drafts is not None and draft.max_drafts < K:
         if asked:
             warnings.warn(

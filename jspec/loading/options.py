@@ -116,6 +116,11 @@ def _object_or_fields(
 def _check_reproducible(reproducible: bool | None, speculation: Speculation, width: int | None):
     known = reproducible is None or isinstance(reproducible, bool)
     require(known, "reproducible", reproducible, "True, False or None")
+    if reproducible and speculation.tree == "auto":
+        raise ValueError(
+            "reproducible=True has no place with tree='auto', under which measured times choose between chains and trees, "
+            "whose sums have other orders; leave either out"
+        )
     if reproducible and speculation.auto and not speculation.same_text_for_every_K(width):
         raise ValueError(
             "reproducible=True has no place with num_draft_tokens='auto', under which K depends on measured times; give a "

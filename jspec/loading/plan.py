@@ -87,7 +87,9 @@ def make_plan(pair: Pair, asked: LoadOptions) -> Plan:
     check_activation_dtype(config.activation_dtype, target)
     if asked.engine.get("max_len") is None and not config.reproducible:
         require_shards(shards, target, draft)
-        K, width = (0, 1) if pair.draft is None else (speculation.most_draft_tokens, speculation.width)
+        K, width = (
+            (0, 1) if pair.draft is None else (speculation.most_draft_tokens, speculation.width(config.max_batch))
+        )
         memory = ModelMemory(target, draft, max(config.width or 0, width), shards, K)
         longest = memory.longest_that_fits(lengths_up_to(config.max_len), config, share)
         config = dataclasses.replace(config, max_len=longest)
@@ -100,7 +102,7 @@ def make_plan(pair: Pair, asked: LoadOptions) -> Plan:
     require_shards(shards, target, draft)
     check_options(drafts_by, speculation)
     check_tree(target, drafts_by, speculation.tree, shards)
-    K, width = (0, 1) if pair.draft is None else (speculation.most_draft_tokens, speculation.width)
+    K, width = (0, 1) if pair.draft is None else (speculation.most_draft_tokens, speculation.width(config.max_batch))
     config = ModelMemory(target, draft, max(config.width or 0, width), shards, K).with_num_pages(config, share)
     costs = _seconds(asked.costs, method_of(drafts_by), speculation, config.batch_buckets)
     return Plan(asked, pair, target, drafts_by, speculation, config, shards, costs, default_params, tokenizer)
@@ -144,7 +146,7 @@ def _seconds(
         given = "draft=None" if chooses else f"num_draft_tokens={speculation.num_draft_tokens!r}"
         raise ValueError(
             f"costs has no place with {given}, which leaves nothing to choose; leave it out, or give a draft and "
-            "num_draft_tokens='auto' or verify_budget='auto'"
+            "num_draft_tokens='auto', tree='auto' or verify_budget='auto'"
         )
     table, device = costs if isinstance(costs, CostTable) else CostTable.read(costs), jax.devices()[0].device_kind
     if table.method != method:
@@ -155,4 +157,5 @@ def _seconds(
     if table.device != device:
         warnings.warn(f"costs were measured on {table.device!r}, and this is {device!r}", stacklevel=4)
     lengths, budgets = speculation.draft_lengths, speculation.budgets
-    return {batch: table.seconds(batch, round_shapes(lengths, budgets, batch)) for batch in batches}
+    shapes = {batch: [*round_shapes(lengths, budgets, batch), *speculation.trees(batch)] for batch in batches}
+    return {batch: table.seconds(batch, shapes[batch]) for batch in batches}

@@ -242,6 +242,11 @@ def test_auto_chooses_the_number_of_drafts(checkpoints, capsys):
             ["{target}", "x", "--draft-sampling", "coupled"],
             "draft_sampling='coupled' with verify='rejection' is biased",
         ),
+        (["{target}", "x", "--tree", "auto"], "tree='auto': draft is None, expected one of eagle, eagle3"),
+        (
+            ["{target}", "x", "--tree", "auto", "--num-draft-tokens", "0"],
+            "num_draft_tokens=0: expected 'auto' or at least 1",
+        ),
     ],
 )
 def test_mistakes_are_reported_in_one_sentence(checkpoints, capsys, arguments, words):
@@ -261,6 +266,7 @@ def test_mistakes_are_reported_in_one_sentence(checkpoints, capsys, arguments, w
     [
         ("--num-draft-tokens", "'abc': expected an integer, or auto"),
         ("--verify-budget", "expected a number of tokens, or auto"),
+        ("--tree", "'abc': expected nodes, depth and branch, 32,6,4 for example, or nodes alone, or auto"),
     ],
 )
 def test_values_that_are_no_numbers_are_refused(capsys, option, words):

@@ -57,8 +57,8 @@ def built(config: EngineConfig = CONFIG):
 def program(which: str):
     programs = built()[0]
     return {
-        "decode 1 row": programs.decode[1, K, None],
-        "decode 16 rows": programs.decode[16, K, None],
+        "decode 1 row": programs.decode[1, K],
+        "decode 16 rows": programs.decode[16, K],
         "decode 16 rows, processing": programs.processing_decode[16],
         "draft 16 rows": programs.draft[16, False],
         "verify pass of 16 rows": programs.verify_pass[16],

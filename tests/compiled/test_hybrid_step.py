@@ -47,7 +47,7 @@ def compiled(layers: int, which: str):
     programs, leaves, state = built(layers)
     row = np.int32(0)
     program, args = {
-        "decode": (programs.decode[16, K, None], None),
+        "decode": (programs.decode[16, K], None),
         "prefill": (programs.prefill[16], None),
         "save": (programs.save_states, (row,)),
         "restore": (programs.restore_states, (row, jax.eval_shape(save_states, state, row))),
@@ -79,7 +79,7 @@ def test_no_state_of_a_draft_model_is_moved():
     decoding = Decoding(drafter_for(shape, TINY, Speculation(K)), "rejection")
     config = CONFIG.for_target(TINY, shape)
     builder = StepBuilder(merge, merge_draft, decoding, config, K, TINY.vocab_size)
-    program, leaves = Programs(builder, of).decode[16, K, None], (of, by)
+    program, leaves = Programs(builder, of).decode[16, K], (of, by)
     state = jax.eval_shape(lambda: builder.empty_state(leaves))
     compiled = compiled_for_h200(
         program.function, leaves, state, program.idle, donate_argnums=program.donate, compiler_options=program.options

@@ -89,7 +89,7 @@ def test_the_shape_decides_the_last_bits():
 def test_a_tree_decides_how_many_drafts_there_are_and_how_they_are_verified():
     settings = Speculation(tree=jspec.TreeShape(8, 3, 2))
     assert (settings.verify, settings.draft_sampling, settings.most_draft_tokens) == ("match", "coupled", 3)
-    assert settings.width == 8
+    assert settings.width(rows=1) == settings.width(rows=64) == 8
     assert dataclasses.replace(settings) == settings == settings.fixed(3)
     assert settings == Speculation(3, "match", "coupled", tree=TreeShape(8, 3, 2))
     assert Speculation().verify == "rejection"
@@ -125,6 +125,24 @@ def test_models_that_have_no_trees_yet_are_refused(target, draft, shards, said):
     ):
         check_tree(target, draft, TreeShape(8, 3, 2), (shards, None))
     check_tree(target, draft, None, (shards, None))
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "said"),
+    [
+        (LATENTS, HEADS["eagle"], "the target caches latents"),
+        (TARGET, "ngram", "draft is 'ngram', expected one of eagle, eagle3"),
+        (TARGET, HEADS["dflash"], "draft has weights for 4 drafts, fewer than depth=6"),
+        (
+            dataclasses.replace(TARGET, windows=(12, None, 6)),
+            HEADS["eagle"],
+            "a window of the target is not longer than 6",
+        ),
+    ],
+)
+def test_models_without_trees_are_refused_under_auto(target, draft, said):
+    with pytest.raises(ValueError, match=rf"^tree='auto': {said}.*; leave tree out$"):
+        check_tree(target, draft, "auto", (None, None))
 
 
 def test_a_window_longer_than_the_tree_is_deep_will_do():

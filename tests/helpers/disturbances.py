@@ -8,14 +8,32 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from engines import paused
 
+from jspec.engine.adaptive.cost_table import RoundShape
 from jspec.engine.engine import Engine
 from jspec.engine.request import LIVE, ActiveRequest, Request
 from jspec.outputs import Delta
+
+
+class ScriptedController:
+    """A stand-in for a ``Controller`` that follows a script of round shapes, and notes its observations."""
+
+    trying = False
+
+    def __init__(self, script: Iterable[RoundShape]):
+        self.script, self.observed = iter(script), []
+
+    def choose(self, rows: int, requests=()) -> RoundShape:
+        del rows, requests
+        return next(self.script)
+
+    def observe(self, shape: RoundShape, rounds: int, accepted, verified):
+        del verified
+        self.observed.append((shape, rounds, list(accepted)))
 
 
 @contextlib.contextmanager

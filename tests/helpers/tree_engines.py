@@ -8,7 +8,7 @@ from disturbances import outcome_of, serve
 from engines import MAX_LEN, TARGET, V, in_bytes, requests_of, shared
 from engines import target as plain_target
 from flax import nnx
-from heads import HEADS, random_head, serving
+from heads import VARIANTS, random_head, serving
 from lossless.distributions import Grammar
 from lossless.served import Automaton
 from requests_and_engines import CONFIG as FEW_PAGES
@@ -61,7 +61,7 @@ def llm_of(kind: str = "plain", head: str | None = "eagle", config: EngineConfig
     model, how = target_of(kind), {"tree": SHAPE, **speculation}
     if head is None:
         return LLM(model, None, lambda *_: NoDrafts(), None, None, Speculation(), config)
-    draft, settings = HEADS[head], Speculation(**how)
+    draft, settings = VARIANTS[head], Speculation(**how)
     make = drafter_for(draft, model.config, settings)
     return LLM(model, serving(draft, random_head(draft)), make, draft.method, None, settings, config)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jspec.config import TreeShape
 from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of
 
 MEMORY = 64.0  # rounds in which a count loses weight by a factor of e
@@ -28,15 +29,27 @@ def acceptance_rate(verified, accepted, prior):
     return (accepted + PRIOR_WEIGHT * prior) / (verified + PRIOR_WEIGHT)
 
 
-def acceptance_by_place(verified: Iterable, accepted: Iterable) -> list[Any]:
+def acceptance_by_place(counts: Iterable[Iterable[tuple[Any, Any]]]) -> list[Any]:
     """The ``acceptance_rate`` of each place among the drafts of a round, from the counts of each place in their order.
 
-    The prior of a place is the estimate of the place before it, that of the first is ``PRIOR_ACCEPTANCE``."""
+    A place may have several counts of verified and accepted drafts, each of which is the prior of the next. The prior of a
+    place is the estimate of the place before it, that of the first is ``PRIOR_ACCEPTANCE``."""
     estimates, before = [], PRIOR_ACCEPTANCE
-    for of_place in zip(verified, accepted, strict=True):
-        before = acceptance_rate(*of_place, before)
+    for of_place in counts:
+        for verified, accepted in of_place:
+            before = acceptance_rate(verified, accepted, before)
         estimates.append(before)
     return estimates
+
+
+def kind_of(shape: RoundShape) -> TreeShape | None:
+    """Which rounds accept alike: those of trees of one shape, and those of chains, for which it is None."""
+    return shape if isinstance(shape, TreeShape) else None
+
+
+def expected_tokens(acceptance: np.ndarray) -> np.ndarray:
+    """The tokens of a round of 0, 1, .. drafts, float64 ``[K + 1]``, given the acceptance of each place, ``[K]``."""
+    return 1 + np.concatenate([[0.0], np.cumsum(np.cumprod(acceptance))])
 
 
 class Controller:
@@ -50,9 +63,16 @@ class Controller:
     While drafts do not pay, K is 0 and nothing is learnt. Drafts are tried again for one call after ``FIRST_PAUSE`` calls of
     plain rounds. This pause doubles, up to ``LONGEST_PAUSE`` calls, each time that drafts still do not pay.
 
-    A round shape is K, or (K, R) where the target reads R tokens of all rows together. The yield of R tokens depends on how
-    the requests differ, so each request has estimates of its own as well, from its last ``MEMORY`` rounds, whose prior are
-    the estimates over all requests.
+    A round shape is a ``TreeShape``, K, or (K, R) where the target reads R tokens of all rows together.
+
+    Trees of each shape have counts of their own, where place i is the draft at depth i + 1 of a path. What chains accept
+    does not say what trees would, nor the other way round. So each has the other as a prior, in its own favour: a place of a
+    tree counts as if it had two tries at what chains accept there, and a place of a chain as if it did as well as trees.
+    Counts also fade while their shape is not chosen. Then the prior has it tried again, and a call or two correct what that
+    promised too much.
+
+    The yield of R tokens depends on how the requests differ, so each request has estimates of its own as well, from its last
+    ``MEMORY`` rounds, whose prior are the estimates over all requests.
 
     Args:
       seconds: for each size of a decode program in rows, round shape -> seconds per round; the same K for every size.
@@ -73,16 +93,25 @@ class Controller:
             rows: dict(sorted(shapes.items(), key=lambda item: (drafts_of(item[0]), budget_of(item[0]) or 0)))
             for rows, shapes in sorted(seconds.items())
         }
-        places = max(drafts_of(shape) for shapes in self.seconds.values() for shape in shapes)
-        self._verified, self._accepted = np.zeros(places), np.zeros(places)
+        shapes = [shape for by_rows in self.seconds.values() for shape in by_rows]
+        self._places = np.arange(max(map(drafts_of, shapes)))
+        kinds: set[TreeShape | None] = {None, *(shape for shape in shapes if isinstance(shape, TreeShape))}
+        # By shape of trees, and None for chains: how many drafts of each place were verified, and how many accepted.
+        self._counts = {kind: np.zeros((2, len(self._places))) for kind in kinds}
         self._current: RoundShape | None = None
         self._pause, self._paused = FIRST_PAUSE, 0
         self.trying = False
 
     @property
     def acceptance(self) -> np.ndarray:
-        """For each place, the probability that its draft is accepted if those before it are, float64 ``[K]``."""
-        return np.array(acceptance_by_place(self._verified, self._accepted))
+        """For each place of chains, the probability that its draft is accepted if those before it are, float64 ``[K]``."""
+        chains, of_trees = self._counts[None], sum(self._counts.values()) - self._counts[None]
+        return np.array(acceptance_by_place([tuple(of_trees[:, i]), tuple(chains[:, i])] for i in self._places))
+
+    def acceptance_of(self, tree: TreeShape) -> np.ndarray:
+        """The same of paths of trees, float64 ``[K]``."""
+        verified, accepted = self._counts[tree]
+        return acceptance_rate(verified, accepted, 1 - (1 - self.acceptance) ** 2)
 
     def rates(self, rows: int, requests: Histories = ()) -> dict[RoundShape, float]:
         """Round shape -> expected tokens per second of a row, in a program of so many rows.
@@ -92,23 +121,24 @@ class Controller:
           requests: of each request that it will decode, how many drafts were verified and how many accepted in each of its
             rounds so far. Without them all requests have the same estimates.
         """
-        prefix_acceptance = np.cumprod(self.acceptance)
-        tokens = 1 + np.concatenate([[0.0], np.cumsum(prefix_acceptance)])
+        tokens: dict[TreeShape | None, np.ndarray] = {None: expected_tokens(self.acceptance)}
         rates: dict[RoundShape, float] = {}
         by_request = None
         for shape, seconds in self.seconds[rows].items():
-            K, share = drafts_of(shape), 1.0
+            K, share, kind = drafts_of(shape), 1.0, kind_of(shape)
+            if kind is not None:
+                tokens[kind] = expected_tokens(self.acceptance_of(kind))
             if isinstance(shape, tuple):
                 if by_request is None:
                     by_request = self._prefix_acceptance(requests or [((), ())] * rows)
                 of_drafts = np.sort(by_request[:, :K], axis=None)[::-1]
                 share = of_drafts[: shape[1] - len(by_request)].sum() / of_drafts.sum()
-            rates[shape] = float(1 + (tokens[K] - 1) * share) / seconds
+            rates[shape] = float(1 + (tokens[kind][K] - 1) * share) / seconds
         return rates
 
     def _prefix_acceptance(self, requests: Histories) -> np.ndarray:
         """Prefix acceptance probabilities: that the draft at a place and all before it are accepted, ``[n, K]``."""
-        last, places = int(MEMORY), np.arange(len(self._verified))
+        last, places = int(MEMORY), self._places
         verified, accepted = np.zeros((2, len(requests), len(places)))
         for i, history in enumerate(requests):
             counts, reached = (np.array(numbers[-last:], int)[:, None] for numbers in history)
@@ -140,13 +170,13 @@ class Controller:
           verified: how many of the drafts were verified, in the same order, where the target did not read all of them. A
             row that had fewer than K for another reason counts as if the others had been rejected.
         """
-        fade, places = np.exp(-rounds / MEMORY), np.arange(len(self._verified))
+        fade, places = np.exp(-rounds / MEMORY), self._places
         reached = np.asarray(accepted, np.int64)[:, None]
         budgeted = isinstance(shape, tuple) and verified is not None
         drafted = places < (np.asarray(verified, np.int64)[:, None] if budgeted else drafts_of(shape))
-        new = fade * self._verified + np.sum((reached >= places) & drafted, axis=0)
-        new_accepted = fade * self._accepted + np.sum((reached > places) & drafted, axis=0)
-        self._verified, self._accepted = new, new_accepted  # at once: an interrupt must not come between
+        counts = {kind: fade * of_kind for kind, of_kind in self._counts.items()}
+        counts[kind_of(shape)] += [np.sum(more & drafted, axis=0) for more in (reached >= places, reached > places)]
+        self._counts = counts  # at once: an interrupt must not come between
 
     def _best(self, rows: int, requests: Histories = (), drafting: bool = False) -> RoundShape:
         rates = {shape: rate for shape, rate in self.rates(rows, requests).items() if drafts_of(shape) or not drafting}

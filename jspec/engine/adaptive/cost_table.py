@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from jspec._validation import is_int, is_number, require
+from jspec.config import TreeShape
 
-# K: rounds of K drafts, all of them verified. (K, R): the target reads R tokens of all rows together.
-RoundShape = int | tuple[int, int]
+# K: rounds of chains of K drafts, all of them verified. (K, R): the target reads R tokens of all rows together. Or rounds
+# of trees of a shape.
+RoundShape = int | tuple[int, int] | TreeShape
 
 
 def drafts_of(shape: RoundShape) -> int:
-    """K of a round shape."""
+    """K of a round shape: the most drafts that a row may accept."""
+    if isinstance(shape, TreeShape):
+        return shape.depth
     return shape[0] if isinstance(shape, tuple) else shape
 
 
@@ -29,7 +33,7 @@ def budget_of(shape: RoundShape) -> int | None:
 def round_shapes(
     draft_lengths: Iterable[int], budgets: Callable[[int, int], Iterable[int | None]], rows: int
 ) -> list[RoundShape]:
-    """Every round shape of so many rows, in ascending order of K.
+    """Every round shape of chains of so many rows, in ascending order of K.
 
     Args:
       draft_lengths: every K.
@@ -43,14 +47,14 @@ def round_shapes(
 class CostTable:
     """Seconds per decode round of one target with one drafter on one device.
 
-    As JSON it is ``{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds, "<K>/<R>": seconds}}}``; other keys
-    are ignored.
+    As JSON it is ``{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds, "<K>/<R>": seconds}}}``, with
+    ``"<nodes>,<depth>,<branch>"`` in the place of K for trees; other keys are ignored.
 
     Args:
       device: the ``device_kind`` that JAX gives the device.
       method: how drafts are made, the name of an entry in ``jspec.registry``.
       rounds: batch size -> K, the drafts of a round, 0 for plain decoding -> seconds per round. Where the target reads R
-        tokens of all rows together, and not every draft, (K, R) takes the place of K.
+        tokens of all rows together, and not every draft, (K, R) takes the place of K, and for trees their ``TreeShape``.
 
     Example::
 
@@ -73,7 +77,7 @@ class CostTable:
             require(ok, f"rounds[{batch}]", by_drafts, "seconds by K")
             for shape, seconds in by_drafts.items():
                 ok = not isinstance(shape, tuple) or len(shape) == 2
-                require(ok, f"rounds[{batch}]", shape, "K, or (K, R)")
+                require(ok, f"rounds[{batch}]", shape, "K, (K, R), or a TreeShape")
                 K, R = drafts_of(shape), budget_of(shape)
                 require(is_int(K) and K >= 0, f"rounds[{batch}]", shape, "numbers of drafts, 0 or more")
                 ok = R is None or (is_int(R) and K > 0 and batch <= R < batch * (K + 1))
@@ -108,10 +112,7 @@ class CostTable:
 
     def as_json(self) -> str:
         """The table as JSON text."""
-        rounds = {
-            batch: {"/".join(map(str, shape)) if isinstance(shape, tuple) else shape: s for shape, s in shapes.items()}
-            for batch, shapes in self.rounds.items()
-        }
+        rounds = {batch: {_key(shape): s for shape, s in shapes.items()} for batch, shapes in self.rounds.items()}
         return json.dumps({"device": self.device, "method": self.method, "rounds": rounds}, indent=2) + "\n"
 
     def seconds(self, batch: int, shapes: Iterable[RoundShape]) -> dict[RoundShape, float]:
@@ -122,7 +123,7 @@ class CostTable:
           shapes: the round shapes.
 
         Raises:
-          ValueError: ``batch``, a K or an R lies outside of the measurements.
+          ValueError: ``batch``, a K or an R lies outside of the measurements, or they have no such trees.
         """
         sizes = sorted(self.rounds)
         if not sizes[0] <= batch <= sizes[-1]:
@@ -132,6 +133,8 @@ class CostTable:
             )
 
         def at(size: int, shape: RoundShape) -> float:
+            if isinstance(shape, TreeShape):
+                return self._of_trees(size, shape)
             return self._at(size, shape) if isinstance(shape, int) else self._under(size, shape[0], shape[1] / batch)
 
         near = [size for size in sizes if size == batch] or [
@@ -150,6 +153,14 @@ class CostTable:
             )
         return float(np.interp(K, measured, [by_drafts[k] for k in measured]))
 
+    def _of_trees(self, batch: int, tree: TreeShape) -> float:
+        if tree not in self.rounds[batch]:
+            raise ValueError(
+                f"costs has no rounds of batch {batch} with {tree}: measure them, leave tree='auto' out, or leave costs out "
+                "to let the engine measure"
+            )
+        return self.rounds[batch][tree]
+
     def _under(self, batch: int, K: int, tokens: float) -> float:
         """Seconds of rounds of K drafts in which the target reads so many tokens for each row on average."""
         shapes = self.rounds[batch].items()
@@ -166,6 +177,15 @@ class CostTable:
         return float(np.interp(tokens, measured, [by_tokens[count] for count in measured]))
 
 
+def _key(shape: RoundShape) -> str | int:
+    """A round shape as a key of JSON."""
+    if isinstance(shape, TreeShape):
+        return ",".join(map(str, dataclasses.astuple(shape)))
+    return "/".join(map(str, shape)) if isinstance(shape, tuple) else shape
+
+
 def _shape(key: str) -> RoundShape:
+    if "," in key:
+        return TreeShape(*map(int, key.split(",")))
     K, _, R = key.partition("/")
     return (int(K), int(R)) if R else int(K)

@@ -55,7 +55,7 @@ class AcceptanceStats:
           confidence: float32 ``[B, K]``.
         """
         verified, accepted, K = self.of_request[:, 0], self.of_request[:, 1], range(confidence.shape[1])
-        places = acceptance_by_place((verified[:, i] for i in K), (accepted[:, i] for i in K))
+        places = acceptance_by_place(((verified[:, i], accepted[:, i]),) for i in K)
         middle = (jnp.arange(BINS, dtype=jnp.float32) + 0.5) / BINS
         every = jnp.sum(self.of_confidence, axis=1)
         usual = acceptance_rate(every[0], every[1], jnp.float32(PRIOR_ACCEPTANCE))

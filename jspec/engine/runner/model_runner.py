@@ -63,9 +63,9 @@ class ModelRunner:
       num_draft_tokens: the drafter's own K, which is the largest.
       longest_text: how many tokens a text may have for the drafter to draft after it; None if it has no limit.
       looks_ahead: whether slot i of the drafter's cache depends on token i + 1.
-      slots_beyond: as ``Drafter.slots_beyond``.
+      slots_beyond: as ``Drafter.slots_beyond``, of the drafter or of any tree.
       width: how many query tokens the target reads for each row in a round of that K.
-      draft_lengths: every K of rounds, as a tuple.
+      draft_lengths: every K of rounds of chains, as a tuple.
       split_rounds: rounds of batches in which a grammar restricts some requests.
       progress: of the newest warm-up.
 
@@ -79,7 +79,7 @@ class ModelRunner:
             require_whole_chunks(config)
         drafter = decoding.make_drafter(target, draft_model)
         most, self.longest_text = drafter.num_draft_tokens, drafter.longest_text
-        self.looks_ahead, self.slots_beyond = drafter.aux_layers is not None, drafter.slots_beyond
+        self.looks_ahead = drafter.aux_layers is not None
         target_leaves, merge_target = flatten(target)
         draft_leaves, merge_draft = flatten(draft_model)
         self._config, sharding = config, ProgramSharding.of(target, draft_model)
@@ -92,11 +92,17 @@ class ModelRunner:
             vocab_size=target.config.vocab_size,
             sharding=sharding,
         )
-        self.num_draft_tokens, self.width, self.draft_lengths = most, builder.width(most), builder.draft_lengths
+        self.num_draft_tokens, self.width, self.draft_lengths = (
+            most,
+            builder.width(builder.usual),
+            builder.draft_lengths,
+        )
+        drafters = [drafter, *(decoding.make_drafter(target, draft_model, tree) for tree in builder.trees)]
+        self.slots_beyond = max(one.num_draft_tokens + one.slots_beyond for one in drafters) - most
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
-        if decoding.tree is not None and config.width is not None:
-            nodes = decoding.tree.nodes
+        if builder.trees and config.width is not None:
+            nodes = max(tree.nodes for tree in builder.trees)
             expected = f"None or a number in {nodes}..{MAX_NODES}, from the nodes of a tree on"
             require(nodes <= config.width <= MAX_NODES, "width", config.width, expected)
         workspace = None

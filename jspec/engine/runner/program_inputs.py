@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jspec.config import EngineConfig
-from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of
+from jspec.engine.adaptive.cost_table import RoundShape
 from jspec.engine.request import row_of
 from jspec.engine.runner.programs import PackedProgram, Programs
 from jspec.engine.runner.split_rounds import processes
@@ -63,7 +63,7 @@ class ProgramInputs:
         bucket = self.config.bucket(len(schedule.decoding))
         if schedule.needs_processing:
             return self._programs.processing_decode[bucket], bucket
-        return self._programs.decode[bucket, drafts_of(shape), budget_of(shape)], bucket
+        return self._programs.decode[bucket, shape], bucket
 
     def admissions(self, requests: Sequence[Admission]) -> Iterator[AdmitInputs]:
         """Inputs of ``admit`` for requests, as many at a time as the program takes."""

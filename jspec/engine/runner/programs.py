@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jspec.config import TreeShape
 from jspec.drafting.base import FixedDrafts
+from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of
 from jspec.engine.request import Request
 from jspec.engine.runner.compile import Program, decode_options, one_order_options
 from jspec.engine.runner.host_packing import HostPacking
@@ -96,8 +98,7 @@ class Programs:
 
     Attributes:
       prefill: by the number of chunks.
-      decode: by (b, K, R): rounds of b rows with up to K drafts, of which the target reads R tokens in all, or every one if
-        R is None. No row may have processors or want log-probabilities.
+      decode: by (b, round shape): rounds of b rows. No row may have processors or want log-probabilities.
       processing_decode: by b: the same with up to the most drafts, for rows that may.
       draft, finish: by (b, processing): without ``processing``, as for ``decode``.
       verify_pass: by b.
@@ -115,7 +116,7 @@ class Programs:
     restore: EngineProgram
     save_states: EngineProgram
     restore_states: EngineProgram
-    decode: dict[tuple[int, int, int | None], PackedProgram]
+    decode: dict[tuple[int, RoundShape], PackedProgram]
     processing_decode: dict[int, PackedProgram]
     draft: dict[tuple[int, bool], PackedProgram]
     verify_pass: dict[int, PackedProgram]
@@ -173,7 +174,7 @@ def _single(builder: StepBuilder) -> Iterator[tuple[str, Any, ProgramSpec]]:
 
 def _of_rounds(builder: StepBuilder, target_leaves: Sequence[jax.Array]) -> Iterator[tuple[str, Any, ProgramSpec]]:
     """The table of rounds and of their parts."""
-    config, width, suffixes = builder.config, builder.width(builder.most), ((False, ""), (True, "_processing"))
+    config, width, suffixes = builder.config, builder.width(builder.usual), ((False, ""), (True, "_processing"))
 
     def on_model(name: str, function: Callable, example: Any, tokens: int, **how) -> ProgramSpec:
         """A program in which the target reads ``tokens`` tokens of all rows at a time."""
@@ -182,11 +183,9 @@ def _of_rounds(builder: StepBuilder, target_leaves: Sequence[jax.Array]) -> Iter
 
     for b in config.batch_buckets:
         call, tokens, drafts, verified = DecodeRows.of(config, b, [], [], 1), b * width, ("drafts", b), ("verified", b)
-        for K in builder.draft_lengths:
-            for R in builder.decoding.budgets(b, K):
-                name = f"decode_{b}_rows_{K}_drafts" + ("" if R is None else f"_{R}_tokens")
-                rounds = functools.partial(builder.rounds, K=K, budget=R)
-                yield "decode", (b, K, R), on_model(name, rounds, call, R or b * builder.width(K))
+        for shape in builder.round_shapes(b):
+            rounds, read = functools.partial(builder.rounds, shape=shape), budget_of(shape) or b * builder.width(shape)
+            yield "decode", (b, shape), on_model(f"decode_{b}_rows_{_name_of(shape)}", rounds, call, read)
         yield "processing_decode", b, on_model(f"decode_{b}_rows_processing", builder.processing_rounds, call, tokens)
         for processing, suffix in suffixes:
             draft = functools.partial(builder.draft, processing=processing)
@@ -201,3 +200,10 @@ def _of_rounds(builder: StepBuilder, target_leaves: Sequence[jax.Array]) -> Iter
         for processing, suffix in suffixes:
             name, finish = f"finish_{b}_rows{suffix}", functools.partial(builder.finish, processing=processing)
             yield "finish", (b, processing), on_model(name, finish, call, tokens, takes=(verified, "allowed"))
+
+
+def _name_of(shape: RoundShape) -> str:
+    """A round shape in the name of a program."""
+    if isinstance(shape, TreeShape):
+        return "tree_of_" + "_".join(map(str, dataclasses.astuple(shape)))
+    return f"{drafts_of(shape)}_drafts" + ("" if budget_of(shape) is None else f"_{budget_of(shape)}_tokens")

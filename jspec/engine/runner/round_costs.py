@@ -6,7 +6,7 @@ import time
 import jax
 import numpy as np
 
-from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of
+from jspec.engine.adaptive.cost_table import RoundShape
 from jspec.engine.aot_cache.costs import Seconds, cached_or_measured
 from jspec.engine.request import Request
 from jspec.engine.round_log import RoundLog
@@ -28,9 +28,9 @@ def round_costs(batch: DeviceBatch) -> Seconds:
     builder, config = batch.builder, batch.builder.config
     shapes = {b: builder.round_shapes(b) for b in config.batch_buckets}
     arrays = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in batch.leaves]
-    method = type(builder.step(batch.leaves, builder.most).drafter).__name__
+    method = type(builder.step(batch.leaves, builder.usual).drafter).__name__
     shards = batch.sharding and batch.sharding.shards
-    key = method, builder.decoding.rule, config, builder.draft_lengths, arrays, shards
+    key = method, builder.decoding.rule, config, shapes, arrays, shards
 
     def measure():
         return {b: {shape: measured(batch, b, shape) for shape in shapes[b]} for b in shapes}
@@ -53,7 +53,7 @@ def measured(batch: DeviceBatch, rows: int, shape: RoundShape) -> float:
             batch.send_packed(programs.admit, admission)
         jax.block_until_ready(batch.state.outcome)
         started = time.perf_counter()
-        logs = batch.send_packed(programs.decode[rows, drafts_of(shape), budget_of(shape)], call)
+        logs = batch.send_packed(programs.decode[rows, shape], call)
         log = RoundLog.unpacked(jax.tree.map(np.asarray, logs))
         seconds.append((time.perf_counter() - started) / log.num_rounds)
     return statistics.median(seconds[1:])

@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from jspec.config import EngineConfig
-from jspec.engine.adaptive.cost_table import RoundShape, budget_of, round_shapes
+from jspec.config import EngineConfig, TreeShape
+from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of, round_shapes
 from jspec.engine.decoding import Decoding
 from jspec.engine.round_log import CallLogs
 from jspec.engine.runner.shard_map import ProgramSharding
@@ -51,25 +51,36 @@ class StepBuilder:
 
     @property
     def draft_lengths(self) -> tuple[int, ...]:
-        """Every K of rounds."""
+        """Every K of rounds of chains."""
         return tuple(self.decoding.draft_lengths or (self.most,))
 
     def round_shapes(self, rows: int) -> list[RoundShape]:
-        """Every round shape of a program of so many rows, in ascending order of K."""
-        return round_shapes(self.draft_lengths, self.decoding.budgets, rows)
+        """Every round shape of a program of so many rows: chains in ascending order of K, then trees."""
+        chains = round_shapes(self.draft_lengths, self.decoding.budgets, rows) if self.decoding.tree is None else []
+        return [*chains, *self.decoding.trees(rows)]
 
-    def width(self, K: int) -> int:
-        """How many query tokens the target reads for each row in a round of K drafts, or of trees that deep."""
-        tree = self.decoding.tree
-        return self.config.width or (K + 1 if tree is None else tree.nodes)
+    @property
+    def trees(self) -> list[TreeShape]:
+        """Every shape of trees that rounds may have."""
+        return list(dict.fromkeys(tree for rows in self.config.batch_buckets for tree in self.decoding.trees(rows)))
+
+    @property
+    def usual(self) -> RoundShape:
+        """Of rounds whose shape is not chosen, as where requests have options or a grammar: trees, if all rounds have them,
+        else chains of the most drafts."""
+        return self.decoding.tree or self.most
+
+    def width(self, shape: RoundShape) -> int:
+        """How many query tokens the target reads for each row in a round in which it reads all drafts."""
+        return self.config.width or (shape.nodes if isinstance(shape, TreeShape) else drafts_of(shape) + 1)
 
     @property
     def restricted(self) -> int:
         """How many positions of a row a grammar may restrict. Where trees are drafted, such a row has a chain."""
         return self.width(self.most) if self.decoding.tree is None else self.most + 1
 
-    def step(self, leaves: Leaves, K: int, budget: int | None = None, peers: Peers | None = None) -> DecodeStep:
-        """For rounds of K drafts, of which the target reads up to ``budget`` tokens in all, None for every one.
+    def step(self, leaves: Leaves, shape: RoundShape, peers: Peers | None = None) -> DecodeStep:
+        """For rounds of a shape.
 
         With K = 0 the drafter is the one of the most drafts, which catches up later. Models in shards are added up by
         ``peers``.
@@ -78,11 +89,13 @@ class StepBuilder:
         for model in (target, draft_model):
             if peers is not None and getattr(model, "shards", None) is not None:
                 model.peers = peers
-        own = K in (0, self.most)
-        drafter = self.decoding.make_drafter(target, draft_model, *(() if own else (K,)))
+        drafts = shape if isinstance(shape, TreeShape) else drafts_of(shape)
+        own = drafts in (0, self.usual)
+        drafter = self.decoding.make_drafter(target, draft_model, *(() if own else (drafts,)))
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
-        rule, expand = RULES[self.decoding.rule if K else "match"], self.config.expand_latents
-        return DecodeStep(target, drafter, rule, self.width(K), self.decoding.noise, expand, budget=budget)
+        rule, expand = RULES[self.decoding.rule if drafts else "match"], self.config.expand_latents
+        width, noise = self.width(shape), self.decoding.noise
+        return DecodeStep(target, drafter, rule, width, noise, expand, budget=budget_of(shape))
 
     def program(self, function: Callable) -> Callable:
         """``(leaves, state, *inputs, peers) -> (state, result)`` of a ``function(steps, state, *inputs)`` of those below."""
@@ -98,17 +111,17 @@ class StepBuilder:
 
     def catch_up(self, steps: Steps, state: DecodeState, call: DecodeRows) -> tuple[DecodeState, None]:
         """The drafter reads the tokens that a round of the most drafts may have left unread."""
-        rows = steps(self.most).catch_up(take(state, call.rows, call.table), self.most + 1)
+        rows = steps(self.usual).catch_up(take(state, call.rows, call.table), self.most + 1)
         return put(state, call.rows, rows), None
 
     def rounds(
-        self, steps: Steps, state: DecodeState, call: DecodeRows, K: int, budget: int | None
+        self, steps: Steps, state: DecodeState, call: DecodeRows, shape: RoundShape
     ) -> tuple[DecodeState, CallLogs]:
-        """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs.
+        """``call.rounds`` rounds of a shape of the rows of the call, and their logs.
 
-        No row of the call has processors or wants log-probabilities. ``K`` and ``budget`` as for ``step``.
+        No row of the call has processors or wants log-probabilities.
         """
-        new, logs = self._rounds(steps(K, budget), with_processors(state, None), call, K)
+        new, logs = self._rounds(steps(shape), with_processors(state, None), call, drafts_of(shape))
         return with_processors(new, state.request.processors), logs
 
     def processing_rounds(self, steps: Steps, state: DecodeState, call: DecodeRows) -> tuple[DecodeState, CallLogs]:
@@ -116,7 +129,7 @@ class StepBuilder:
 
         These cost time even where no row does.
         """
-        return self._rounds(self._processing(steps(self.most)), state, call, self.most)
+        return self._rounds(self._processing(steps(self.usual)), state, call, self.most)
 
     def draft(
         self, steps: Steps, state: DecodeState, call: DecodeRows, processing: bool
@@ -126,7 +139,7 @@ class StepBuilder:
         ``processing`` says whether one of the rows may have processors, or want log-probabilities.
         """
         rows = take(state if processing else with_processors(state, None), call.rows, call.table)
-        after, proposal = steps(self.most).draft(rows)
+        after, proposal = steps(self.usual).draft(rows)
         draft_rows = put_rows(state.draft_rows, call.rows, after.draft_rows)
         return dataclasses.replace(state, draft=after.draft, draft_rows=draft_rows), proposal
 
@@ -134,7 +147,7 @@ class StepBuilder:
         self, steps: Steps, state: DecodeState, proposal: Proposal | Tree, inputs: VerifyInputs
     ) -> tuple[DecodeState, VerifyPass]:
         """``DecodeStep.verify_pass`` of the same rows, whose jump-forward tokens become their first drafts."""
-        rows, step = take(state, inputs.call.rows, inputs.call.table), steps(self.most)
+        rows, step = take(state, inputs.call.rows, inputs.call.table), steps(self.usual)
         after, verified = step.verify_pass(rows, inputs.jump_forward.put_into(proposal, step.room(rows)))
         if state.recurrent is not None:
             recurrent = put_rows(state.recurrent, inputs.call.rows, after.recurrent)
@@ -159,7 +172,7 @@ class StepBuilder:
         processing: bool,
     ) -> tuple[DecodeState, CallLogs]:
         """``DecodeStep.finish`` of the same rows; ``processing`` as for ``draft``."""
-        step = self._processing(steps(self.most)) if processing else steps(self.most)
+        step = self._processing(steps(self.usual)) if processing else steps(self.usual)
         batch = state if processing else with_processors(state, None)
         rows, log = step.finish(take(batch, call.rows, call.table), verified, allowed[: len(call.rows)])
         logs = jax.tree.map(lambda x: x[None], CallLogs(log.packed(), log.logprobs))
@@ -175,7 +188,7 @@ class StepBuilder:
 
     def empty_state(self, leaves: Leaves) -> DecodeState:
         """An empty batch; not for a trace."""
-        step, buckets = self.step(leaves, self.most), self.config.batch_buckets
+        step, buckets = self.step(leaves, self.usual), self.config.batch_buckets
         budgeted = any(budget_of(shape) is not None for b in buckets for shape in self.round_shapes(b))
 
         def make() -> DecodeState:
@@ -187,7 +200,7 @@ class StepBuilder:
                 num_rows=self.config.num_rows,
                 vocab_size=self.vocab_size,
                 estimates=budgeted,  # acceptance statistics, by which the tokens of a budget are shared out
-                width=self.width(self.most),
+                width=self.width(self.usual),
             )
 
         return (make if self.sharding is None else self.sharding.creating(make))()

@@ -102,7 +102,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "draft_lengths": engine.runner.draft_lengths,
         "verify": speculation.verify,
         "draft_sampling": speculation.draft_sampling,
-        "tree": speculation.tree and dataclasses.asdict(speculation.tree),
+        "tree": "auto" if speculation.tree == "auto" else speculation.tree and dataclasses.asdict(speculation.tree),
     }
     return {
         "id": name,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 import pytest
+from disturbances import ScriptedController
 from engines import (
     CONFIG,
     GREEDY,
@@ -48,23 +49,6 @@ LENGTHS, FEW = (0, 1, 4), (0, 1, 2)  # what engines over decoders, and those ove
 CHEAP = {CONFIG.max_batch: dict.fromkeys((0, 1, 2, 4), 1.0)}
 CYCLE = (4, 0, 4, 1, 0, 0, 1, 4, 1, 0)
 TABLES = (bigram(successor_table() / 10), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 21, 22, 28)) / 10))
-
-
-class ScriptedController:
-    """A stand-in for a ``Controller`` that follows a script, and notes its observations."""
-
-    trying = False
-
-    def __init__(self, script: Iterable[int]):
-        self.script, self.observed = iter(script), []
-
-    def choose(self, rows: int, requests=()) -> int:
-        del requests
-        return next(self.script)
-
-    def observe(self, K, rounds, accepted, verified):
-        del verified
-        self.observed.append((K, rounds, list(accepted)))
 
 
 @shared
@@ -134,7 +118,7 @@ def test_the_window_of_a_smaller_K_is_caught_up_first(monkeypatch):
     send = runner.batch.send
     monkeypatch.setattr(runner.batch, "send", lambda program, *args: sent.append(program) or send(program, *args))
     run_with(engine, itertools.cycle(CYCLE))
-    lengths = {program: K for (_, K, _), program in runner.batch.programs.decode.items()}
+    lengths = {program: K for (_, K), program in runner.batch.programs.decode.items()}
     asked = [program for program in sent if program in lengths or program is runner.batch.programs.catch_up]
     before = [lengths[asked[i - 1]] for i, what in enumerate(asked) if what is runner.batch.programs.catch_up]
     assert set(before) == {4}  # before 1, and not after a rest, which caught up itself

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from jspec.config import TreeShape
 from jspec.engine.adaptive.cost_table import CostTable
 
 ROUNDS = {1: {0: 1.0, 2: 2.0, 4: 6.0}, 5: {0: 3.0, 2: 4.0, 4: 10.0}}
@@ -30,6 +31,23 @@ def test_json_round_trip_with_budgets(tmp_path):
     assert CostTable.read(tmp_path / "costs.json") == table
     # Between batches and between budgets, by tokens for each request; the largest budget is every token.
     assert table.seconds(6, [(4, 12), (4, 21), 4]) == {(4, 12): 2.5, (4, 21): 3.25, 4: 4.0}
+
+
+def test_json_round_trip_with_trees(tmp_path):
+    tree = TreeShape(8, 4, 2)
+    table = CostTable("card", "eagle3", {4: {0: 1.0, 4: 3.0, tree: 2.0}, 8: {0: 1.0, 4: 5.0, tree: 3.0}, 16: {0: 1.0}})
+    table.write(tmp_path / "costs.json")
+    assert json.loads((tmp_path / "costs.json").read_text())["rounds"]["8"] == {"0": 1.0, "4": 5.0, "8,4,2": 3.0}
+    assert CostTable.read(tmp_path / "costs.json") == table
+    assert table.seconds(6, [2, tree]) == {2: 2.5, tree: 2.5}
+    for batch, other in [(6, TreeShape(8, 3, 2)), (12, tree)]:
+        with pytest.raises(
+            ValueError, match=r"costs has no rounds of batch \d+ with TreeShape\(.*: measure them, leave"
+        ):
+            table.seconds(batch, [other])
+    (tmp_path / "costs.json").write_text((tmp_path / "costs.json").read_text().replace("8,4,2", "8,40,2"))
+    with pytest.raises(ValueError, match=r"costs=.*ValueError: tree.depth=40: expected an integer"):
+        CostTable.read(tmp_path / "costs.json")
 
 
 def test_seconds_are_interpolated_linearly():

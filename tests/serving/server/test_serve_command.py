@@ -87,6 +87,8 @@ def test_speculation_from_single_options(tmp_path):
     assert speculation_of(args_of("--draft", draft, "--lookup")) == (draft, expected, None)
     auto = speculation_of(args_of("--draft", "ngram", "--num-speculative-tokens", "auto"))
     assert auto == ("ngram", jspec.Speculation(num_draft_tokens="auto"), None)
+    trees = [speculation_of(args_of("--draft", draft, "--tree", shape))[1] for shape in ("auto", "8,3,2", "16")]
+    assert trees == [jspec.Speculation(tree=shape) for shape in ("auto", jspec.TreeShape(8, 3, 2), jspec.TreeShape(16))]
     plain = speculation_of(args_of("--num-speculative-tokens", "0"))
     assert plain == (None, jspec.Speculation(num_draft_tokens=0), None)
 
