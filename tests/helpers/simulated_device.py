@@ -66,6 +66,8 @@ class RowLog(NamedTuple):
     drafted: list[int]
     accepted: list[int]
     outcome: list[int]
+    deepest: list[int]
+    rejects: list[int]
 
 
 class Logs(NamedTuple):
@@ -277,7 +279,7 @@ class Device:
             self._check_room(row, schedule.rounds)
             rows.append(row)
         assert len({id(row) for row in rows}) == len(rows)
-        nothing = [-1] * (self._K + 1), 0, -1, -1, STOPPED
+        nothing = [-1] * (self._K + 1), 0, -1, -1, STOPPED, -1, -1
         logs = [[nothing] * self._config.rounds for _ in rows]
         for i in range(schedule.rounds):
             for row, log in zip(rows, logs, strict=True):
@@ -324,7 +326,8 @@ class Device:
         self._target[places[:right]] = text.marks[length - 1 : length - 1 + right]
         self._draft[places] = GARBAGE
         row.length, row.previous = length + count, length if K else row.previous
-        return [*tokens, *[-1] * (self._K + 1 - count)], count, room, accepted, row.outcome
+        padded, rejects = [*tokens, *[-1] * (self._K + 1 - count)], int(accepted < room)
+        return padded, count, room, accepted, row.outcome, room, rejects
 
     def _catch_up(self, row: Row):
         """Have the drafter read what it has not read yet, or only as its own drafts."""
