@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from jspec.pallas.dispatch import of_platform, wants_one_order
 
-# On a CPU, where XLA has other orders of sums for fewer, and from jax 0.12 on for those behind the last whole eights.
-_FEWEST_OUTPUTS = 8
+# On a CPU, where XLA has other orders of sums for other numbers of outputs behind the last whole sixteens: for fewer than
+# eight of them, with vectors of 256 bits for eight and some other numbers as well.
+_WHOLE_OUTPUTS = 16
 _WIDENS_WEIGHTS = jax.__version_info__ < (0, 11)  # of bfloat16, for products that are rounded to it
-_WHOLE_OUTPUTS = 8 if jax.__version_info__ >= (0, 12) else 1
 
 
 def linear(x, weight, dtype) -> jax.Array:
@@ -87,7 +87,7 @@ def _padded(product, x, weight):
 
 def _padded_outputs(outputs: int) -> int:
     """How many outputs a product is to have for so many."""
-    return max(-(-outputs // _WHOLE_OUTPUTS) * _WHOLE_OUTPUTS, _FEWEST_OUTPUTS)
+    return -(-outputs // _WHOLE_OUTPUTS) * _WHOLE_OUTPUTS
 
 
 def _with_rows(x, least: int) -> jax.Array:
@@ -111,7 +111,7 @@ def row_sum(x) -> jax.Array:
     """Sums of float32 ``[..., n] -> [..., 1]``."""
 
     def by_product(x):
-        return linear(x, jnp.ones((_FEWEST_OUTPUTS, x.shape[-1]), jnp.float32), None)[..., :1]
+        return linear(x, jnp.ones((_WHOLE_OUTPUTS, x.shape[-1]), jnp.float32), None)[..., :1]
 
     return _ordered(by_product, lambda x: jnp.sum(x, axis=-1, keepdims=True), x)
 
