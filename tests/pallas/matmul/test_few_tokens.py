@@ -258,7 +258,8 @@ def test_elsewhere_is_the_reference_with_as_many_partial_sums(kind, allow_partia
     splits = tiling_of(x, weight, jnp.float32, allow_partial_sums).num_splits  # pyright: ignore
     assert isinstance(y, PartialSums) == (splits > 1) == allow_partial_sums
     total = y.total(jnp.float32) if isinstance(y, PartialSums) else y
-    np.testing.assert_allclose(total, weight_only_matmul_reference(x, weight), rtol=1e-5, atol=1e-3)
+    # Sums of 4,096 products that come to thousands, in two orders.
+    np.testing.assert_allclose(total, weight_only_matmul_reference(x, weight), rtol=1e-5, atol=3e-3)
 
 
 WEIGHTS = [
