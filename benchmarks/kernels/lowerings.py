@@ -1,6 +1,6 @@
 """One product of few tokens and a large weight in each lowering that could serve it, in microseconds beside its floor.
 
-    python -m benchmarks.kernels.lowerings                                  # four minutes; needs a Hopper GPU
+    python -m benchmarks.kernels.lowerings                                  # some minutes; needs a Hopper GPU
     python -m benchmarks.kernels.lowerings --weights int8 fp8 --tokens 1 16 --ways mosaic triton
     python -m benchmarks.kernels.lowerings --shape 4096 14336 --parts --weights int8 fp8
     python -m benchmarks.kernels.lowerings --smoke                          # tiny and anywhere, with meaningless times

@@ -15,9 +15,12 @@ import jax.numpy as jnp
 
 from jspec.pallas.dispatch import of_platform, wants_one_order
 
-# On a CPU, where XLA has other orders of sums for other numbers of outputs behind the last whole sixteens: for fewer than
-# eight of them, with vectors of 256 bits for eight and some other numbers as well.
-_WHOLE_OUTPUTS = 16
+# On a CPU, where XLA has other orders of sums for fewer, and from jax 0.12 on for those behind the last whole eights.
+_FEWEST_OUTPUTS = 8
+_WHOLE_OUTPUTS = 8 if jax.__version_info__ >= (0, 12) else 1
+# Of slots there are more or fewer beside the same ones, by the size of pages. With vectors of 256 bits the order of sums of
+# all of them is another one for some numbers behind the last whole sixteens.
+_WHOLE_SLOTS = 16
 _WIDENS_WEIGHTS = jax.__version_info__ < (0, 11)  # of bfloat16, for products that are rounded to it
 
 
@@ -57,7 +60,7 @@ def rows_product(x, y, axis: int) -> jax.Array:
         (M, _), outputs = x.shape[-2:], y.shape[-3 - axis]
         if axis == -2:  # behind a barrier, so that XLA multiplies what is written there
             y = jax.lax.optimization_barrier(jnp.swapaxes(y, -1, -2))
-        x, y = _with_rows(x, 2), _with_rows(y, _padded_outputs(outputs))
+        x, y = _with_rows(x, 2), _with_rows(y, -(-outputs // _WHOLE_SLOTS) * _WHOLE_SLOTS)
         return product(x, y, -1)[..., :M, :outputs]
 
     return _ordered(padded, product, x, y)
@@ -87,7 +90,7 @@ def _padded(product, x, weight):
 
 def _padded_outputs(outputs: int) -> int:
     """How many outputs a product is to have for so many."""
-    return -(-outputs // _WHOLE_OUTPUTS) * _WHOLE_OUTPUTS
+    return max(-(-outputs // _WHOLE_OUTPUTS) * _WHOLE_OUTPUTS, _FEWEST_OUTPUTS)
 
 
 def _with_rows(x, least: int) -> jax.Array:
@@ -111,7 +114,7 @@ def row_sum(x) -> jax.Array:
     """Sums of float32 ``[..., n] -> [..., 1]``."""
 
     def by_product(x):
-        return linear(x, jnp.ones((_WHOLE_OUTPUTS, x.shape[-1]), jnp.float32), None)[..., :1]
+        return linear(x, jnp.ones((_FEWEST_OUTPUTS, x.shape[-1]), jnp.float32), None)[..., :1]
 
     return _ordered(by_product, lambda x: jnp.sum(x, axis=-1, keepdims=True), x)
 

@@ -17,6 +17,7 @@ from tree_engines import (
     REQUESTS,
     SHAPE,
     alone,
+    engine_of,
     expected,
     llm_of,
     texts,
@@ -40,9 +41,7 @@ def kind(request) -> str:
 
 @pytest.fixture
 def engine(kind) -> Engine:
-    engine = llm_of(kind).engine
-    engine.scheduler.pages.forget_prefixes()
-    return engine
+    return engine_of(kind)
 
 
 def test_texts_are_the_targets_own(kind, engine):

@@ -14,6 +14,7 @@ from tree_engines import (
     REQUESTS,
     SHAPE,
     alone,
+    engine_of,
     expected,
     llm_of,
     numbers,
@@ -34,9 +35,7 @@ def kind(request) -> str:
 
 @pytest.fixture
 def engine(kind) -> Engine:
-    engine = llm_of(kind).engine
-    engine.scheduler.pages.forget_prefixes()
-    return engine
+    return engine_of(kind)
 
 
 @pytest.mark.parametrize("options", in_tiers(OPTIONS, ["logprobs", "everything", "grammar and penalties"]))

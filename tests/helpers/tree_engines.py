@@ -20,6 +20,7 @@ from jspec.checkpoints.huggingface.config import model_config
 from jspec.config import EngineConfig, Speculation, TreeShape
 from jspec.drafting.methods import drafter_for
 from jspec.drafting.plain import NoDrafts
+from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest, Request
 from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params, init
@@ -64,6 +65,13 @@ def llm_of(kind: str = "plain", head: str | None = "eagle", config: EngineConfig
     draft, settings = VARIANTS[head], Speculation(**how)
     make = drafter_for(draft, model.config, settings)
     return LLM(model, serving(draft, random_head(draft)), make, draft.method, None, settings, config)
+
+
+def engine_of(kind: str) -> Engine:
+    """The engine of ``llm_of`` a kind, without the pages of earlier prompts."""
+    engine = llm_of(kind).engine
+    engine.scheduler.pages.forget_prefixes()
+    return engine
 
 
 def with_params(requests: list[Request], **fields) -> list[Request]:

@@ -8,7 +8,7 @@ import pytest
 
 from jspec.engine.runner.compile import one_order_options
 from jspec.pallas.dispatch import one_order
-from jspec.pallas.sums import add, linear
+from jspec.pallas.sums import add, linear, rows_product
 
 
 def difference(rows: int, ordered: bool) -> int:
@@ -41,3 +41,15 @@ def test_a_product_has_the_same_bits_among_any_number_of_tokens(inputs, outputs,
     for shape in ((2, 1), (1, 3), (4, 1), (5, 1), (8, 1), (4, 4), (32, 1)):
         found = np.asarray(compiled(x[: shape[0] * shape[1]].reshape(*shape, inputs), weight))
         np.testing.assert_array_equal(found[0, 0], first, err_msg=str(shape))
+
+
+@pytest.mark.parametrize(("queries", "inputs"), [(1, 4), (4, 8), (3, 64)])
+def test_scores_of_slots_have_the_same_bits_beside_any_number_of_others(queries, inputs):
+    """Pages of another size make another number of slots, the last of which nobody sees."""
+    rng = np.random.default_rng(1)
+    q, k = (rng.normal(size=(3, size, inputs)).astype(np.float32) for size in (queries, 160))
+    product = one_order()(lambda q, k: rows_product(q, k, -1))
+    compiled = jax.jit(product, compiler_options=one_order_options(True))
+    whole = np.asarray(compiled(q, k))
+    for slots in (8, 10, 20, 24, 28, 36, 40, 41, 42, 48, 50, 56, 64, 72, 136):
+        np.testing.assert_array_equal(compiled(q, k[:, :slots]), whole[..., :slots], err_msg=str(slots))

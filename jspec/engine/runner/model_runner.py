@@ -92,11 +92,8 @@ class ModelRunner:
             vocab_size=target.config.vocab_size,
             sharding=sharding,
         )
-        self.num_draft_tokens, self.width, self.draft_lengths = (
-            most,
-            builder.width(builder.usual),
-            builder.draft_lengths,
-        )
+        self.num_draft_tokens, self.draft_lengths = most, builder.draft_lengths
+        self.width = builder.width(builder.usual)
         drafters = [drafter, *(decoding.make_drafter(target, draft_model, tree) for tree in builder.trees)]
         self.slots_beyond = max(one.num_draft_tokens + one.slots_beyond for one in drafters) - most
         if self.width <= most:

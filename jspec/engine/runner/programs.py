@@ -192,10 +192,8 @@ def _of_rounds(builder: StepBuilder, target_leaves: Sequence[jax.Array]) -> Iter
             yield "draft", (b, processing), on_model(f"draft_{b}_rows{suffix}", draft, call, tokens, gives=drafts)
         inputs, name = VerifyInputs(call, FixedDrafts.of(b, builder.most)), f"verify_pass_{b}_rows"
         yield "verify_pass", b, on_model(name, builder.verify_pass, inputs, tokens, takes=(drafts,), gives=verified)
-        allowed, grammar = (
-            GrammarInputs.empty(b, builder.restricted, builder.vocab_size),
-            builder.replicated(builder.grammar),
-        )
+        allowed = GrammarInputs.empty(b, builder.restricted, builder.vocab_size)
+        grammar = builder.replicated(builder.grammar)
         yield "grammar", b, ProgramSpec(f"grammar_{b}_rows", grammar, OUTCOME, allowed, gives="allowed")
         for processing, suffix in suffixes:
             name, finish = f"finish_{b}_rows{suffix}", functools.partial(builder.finish, processing=processing)

@@ -30,7 +30,7 @@ from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, is_interpreted, line_indices
 
 MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
-_FEW_QUERIES = 32  # of an instance: these and new keys are rotated at the same time
+_ROTATED_BESIDE_KEYS = 32  # of an instance, queries at most: with more, registers hold these or new keys
 _RAGGED_QUERIES = 16  # of an instance in a ragged view, where most rows have few tokens: empty instances end at once
 
 
@@ -148,7 +148,7 @@ def _decode_split(
         # The tokens behind a row's valid ones are the next row's.
         has_query = queries.real if start_ref is None else queries.real & (queries.last >= 0)
         q_operands = load(queries.lines_among(heads, launch.R) + first * heads, queries.token + first, has_query)
-        if launch.T <= MMA_SIZE and launch.block_queries <= _FEW_QUERIES:
+        if launch.T <= MMA_SIZE and launch.block_queries <= _ROTATED_BESIDE_KEYS:
             write(0)  # while the queries are on their way
             q = apply_rope_in_kernel(q_operands)
         else:  # one after the other: the operands of all of them would not fit into registers

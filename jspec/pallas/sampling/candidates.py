@@ -186,7 +186,7 @@ def _run(first, length: int, step: int = 1):
 def _ranks(scores):
     """How many come before each of some scores: the larger ones, and of equals those in front of it; int32 ``[n]``.
 
-    Finding the best, and then the next, would have all warps wait for each other as often."""
+    That is one reduction, where finding one after another takes some for each."""
     index = jnp.arange(scores.shape[0], dtype=jnp.int32)
     own, other = scores[None], scores[:, None]
     before = (other > own) | ((other == own) & (index[:, None] < index[None]))
