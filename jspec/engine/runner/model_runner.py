@@ -32,7 +32,7 @@ from jspec.engine.scheduler.schedule import Schedule
 from jspec.models.cache_pools import has_states
 from jspec.models.flatten import flatten
 from jspec.models.params import DTYPES
-from jspec.pallas.collectives.workspace import are_lost
+from jspec.pallas.collectives.workspace import are_lost, who_was_late
 from jspec.pallas.delta_net import chunked
 from jspec.text.grammar.grammars import available
 
@@ -41,11 +41,20 @@ LAST_EPOCH = 2**30  # half of int32: calls that were sent already may go on for 
 
 
 class LostPacket(RuntimeError):
-    """A sum over GPUs did not get what another GPU was to send."""
+    """A sum over GPUs did not get what another GPU was to send.
 
-    def __init__(self):
+    Args:
+      epochs: ``Exchange.epochs`` after the call, a copy on each GPU of a mesh, of which one is lost.
+    """
+
+    def __init__(self, epochs: jax.Array):
+        copies = {shard.device: np.asarray(shard.data) for shard in epochs.addressable_shards}
+        devices = list(epochs.sharding.mesh.devices.flat)  # pyright: ignore[reportAttributeAccessIssue]
+        late, waited = who_was_late([copies[device] for device in devices])
+        others = ", ".join(str(devices[one].id) for one in waited)
         super().__init__(
-            "a GPU waited for another one for two seconds in vain, in a sum over both: its program did not start, or failed"
+            f"GPU {devices[late].id} was late: GPU {others} waited for it for two seconds in vain, in an exchange between "
+            "both; its program did not start in time, or failed"
         )
 
 
@@ -191,10 +200,10 @@ class ModelRunner:
         Raises:
           LostPacket: a GPU has waited for another one in vain, so that the logs mean nothing.
         """
-        logs = jax.tree.map(np.asarray, logs)
-        if logs.epochs is not None:
+        epochs, logs = logs.epochs, jax.tree.map(np.asarray, logs)
+        if epochs is not None:
             if are_lost(logs.epochs):
-                raise LostPacket
+                raise LostPacket(epochs)
             self._highest_epoch = int(logs.epochs.max())
         return RoundLog.unpacked(logs)
 

@@ -10,8 +10,9 @@ A kernel of two trips has two epochs. In the first one each GPU sends a word to 
 sends what it made of them to all. The same two slots are enough if every GPU owns some words of each block: an owner sends
 its word of the second epoch when it has read all of the first, and a GPU goes on to the next kernel when it has all words.
 
-A block whose packets do not come gives up (``packets.PATIENCE``): its epoch is ``LOST``, and from then on it neither
-sends nor waits, so that the program ends soon. The block of the other GPU gives up likewise."""
+A block whose packets do not come gives up (``packets.PATIENCE``): its epoch says for whom it has waited
+(``workspace.lost``), and from then on it neither sends nor waits, so that the program ends soon. The block of the other GPU
+gives up likewise."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.collectives.packets import PACKET_BYTES, receive, send
-from jspec.pallas.collectives.workspace import LOST, SLOTS, Room
+from jspec.pallas.collectives.workspace import SLOTS, Room, lost
 
 THREADS = 32  # of a warp
 
@@ -36,7 +37,7 @@ class Mailboxes:
       addresses, epochs, next_epochs: refs of ``Exchange.addresses`` and ``epochs``, and of the epochs afterwards.
       rank: int32 ``[]``, this GPU's place among the n.
       block: int32 ``[]``.
-      epoch: int32 ``[]``, of the exchange, ``LOST`` after one in which a packet did not come.
+      epoch: int32 ``[]``, of the exchange; negative, ``lost``, after one in which a packet did not come.
       room: of the workspaces.
       of_thread: how many of the elements each thread has.
     """
@@ -59,7 +60,7 @@ class Mailboxes:
         epoch = epochs[block]
         if not interpret:  # both are the same memory: every thread has to read its epoch before one of them counts on
             pltriton.debug_barrier()
-        next_epochs[block] = jnp.where(epoch > 0, epoch + trips, jnp.int32(LOST))
+        next_epochs[block] = jnp.where(epoch > 0, epoch + trips, epoch)
         return Mailboxes(addresses, epochs, next_epochs, rank, block, epoch, room, of_thread)
 
     @property
@@ -95,21 +96,21 @@ class Mailboxes:
         """Wait for the words of all other GPUs; arguments as for ``send``, behind what it returned.
 
         Returns:
-          the words of each GPU, zeros of this one; and where some have not come, bool ``[size]``.
+          the words of each GPU, zeros of this one; and int32 ``[size]``, ``lost`` where some have not come, else 0.
         """
         mine = self._address()
-        words, late = [], jnp.zeros(place.shape, bool)
+        words, late = [], jnp.zeros(place.shape, jnp.int32)
         for gpu in range(self.count):  # what has waited in vain for one of them waits for no other
-            came, absent = self._wait(mine, gpu, sent, place, exists & ~late)
+            came, absent = self._wait(mine, gpu, sent, place, exists & (late == 0))
             words.append(came)
-            late |= absent
+            late = first_of(late, absent)
         return words, late
 
     def receive_from(self, sender, sent, place, exists) -> tuple[jax.Array, jax.Array]:
         """Wait for one word of each element, that of GPU ``sender``, int32 ``[size]``; others as for ``receive``.
 
         Returns:
-          the words, zeros where this GPU is the sender; and where some have not come, bool ``[size]``.
+          the words, zeros where this GPU is the sender; and int32 ``[size]``, as ``receive`` has it.
         """
         return self._wait(self._address(), sender, sent, place, exists)
 
@@ -121,17 +122,35 @@ class Mailboxes:
         wanted = exists & (sender != self.rank) & (self.epoch > 0)
         together = min(self.of_thread, 2)
         words, late = receive(sent, mine, self._offsets(sender, place), self.epoch, wanted, together)
-        return words, late | (self.epoch <= 0)
+        late = jnp.where(late, lost(sender, self.epoch), jnp.int32(0))
+        return words, jnp.where(self.epoch > 0, late, self.epoch)
 
-    def close(self, late):
-        """At the end: note that packets have not come. This is later by ``PATIENCE`` than the store of ``open``, which
-        another thread may have made."""
-        lost, here = (jnp.broadcast_to(value, late.shape) for value in (jnp.int32(LOST), self.block))
-        pltriton.store(self.next_epochs.at[here], lost, mask=late)
+    @property
+    def late(self):
+        """int32 ``[]``, what elements have for ``late`` before they wait: 0, or the epoch of a block that is lost."""
+        return jnp.minimum(self.epoch, 0)
+
+    def close(self, late, trips: int = 1):
+        """At the end: note for whom elements have waited in vain, int32 ``[size]`` as of ``receive``. This is later by
+        ``PATIENCE`` than the store of ``open``, which another thread may have made.
+
+        A GPU that is late in the first of two trips keeps the others from handing on what they own in the second. So what
+        was lost in the first is stored behind everything else."""
+        here = self.next_epochs.at[jnp.broadcast_to(self.block, late.shape)]
+        pltriton.store(here, late, mask=late < 0)
+        if trips > 1:
+            pltriton.debug_barrier()
+            in_first = (late < 0) & (late > lost(0, self.epoch + 1))
+            pltriton.store(here, late, mask=in_first)
 
     def _offsets(self, sender, place):
         slot = (self.epoch & (SLOTS - 1)) * self.count + sender
         return (slot * self.room.size + place) * PACKET_BYTES
+
+
+def first_of(late, absent):
+    """In a kernel: for whom elements have waited in vain, those of ``late`` before those of ``absent``."""
+    return jnp.where(late < 0, late, absent)
 
 
 def words_of_thread(size: int, num_warps: int) -> int:

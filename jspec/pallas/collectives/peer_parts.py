@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.collectives.mailboxes import Mailboxes, interleaved, words_of_thread
-from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS, Exchange, Room
+from jspec.pallas.collectives.mailboxes import Mailboxes, first_of, interleaved, words_of_thread
+from jspec.pallas.collectives.workspace import MOST_BLOCKS, Exchange, Room
 from jspec.pallas.triton import kernel_call
 
 CHUNK, NUM_WARPS = 1024, 16  # words that a block sends at a time
@@ -28,7 +28,7 @@ def peer_parts_reference(x, exchange: Exchange, axis: str) -> tuple[jax.Array, j
     same = x.shape[0] == 1
     parts = jax.lax.all_gather(x, axis, tiled=True) if same else jax.lax.all_to_all(x, axis, 0, 0, tiled=True)
     used = jnp.arange(MOST_BLOCKS, dtype=jnp.int32) < num_blocks(x.shape[1])
-    return parts, jnp.where(exchange.epochs > 0, exchange.epochs + used, LOST)
+    return parts, jnp.where(exchange.epochs > 0, exchange.epochs + used, exchange.epochs)
 
 
 def peer_parts_kernel(x, exchange: Exchange, rank) -> tuple[jax.Array, jax.Array]:
@@ -94,7 +94,7 @@ def _peer_parts(
         own = words_for(mailboxes.rank, place, exists)
         if parts_ref is None:
             came, absent = mailboxes.receive(sent, packets, exists)
-            late |= absent.astype(jnp.int32)
+            late = first_of(late, absent)
         else:
             came = [pltriton.load(parts_ref.at[gpu, place], mask=exists, other=0) for gpu in range(n)]
         for gpu, part in enumerate(came):
@@ -103,5 +103,4 @@ def _peer_parts(
 
     nothing = jnp.zeros(CHUNK, jnp.int32)
     sent = nothing if parts_ref is not None else jax.lax.fori_loop(0, trips, send, nothing)
-    late = nothing + (mailboxes.epoch <= 0).astype(jnp.int32)
-    mailboxes.close(jax.lax.fori_loop(0, trips, receive, late) > 0)
+    mailboxes.close(jax.lax.fori_loop(0, trips, receive, nothing + mailboxes.late))

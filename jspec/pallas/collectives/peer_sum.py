@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.collectives.mailboxes import Mailboxes, interleaved, words_of_thread
+from jspec.pallas.collectives.mailboxes import Mailboxes, first_of, interleaved, words_of_thread
 from jspec.pallas.collectives.words import as_numbers, as_words, joined, split
-from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS, Exchange
+from jspec.pallas.collectives.workspace import MOST_BLOCKS, Exchange
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.norm.rms_norm import add_norm_reference, scale_in_float32
 from jspec.pallas.triton import kernel_call
@@ -69,7 +69,7 @@ def peer_sum_reference(
     """
     tokens, total = _num_tokens(y), y.total(dtype)
     used = jnp.arange(MOST_BLOCKS, dtype=jnp.int32) < tokens
-    epochs = jnp.where(exchange.epochs > 0, exchange.epochs + trips * used, LOST)
+    epochs = jnp.where(exchange.epochs > 0, exchange.epochs + trips * used, exchange.epochs)
     if stream is None:
         return total, epochs
     return add_norm_reference(stream.x, total, stream.weight, None, eps=eps, kind=kind), epochs
@@ -182,7 +182,7 @@ def _peer_sum(
         if parts_ref is None:
             sent = mailboxes.send(lambda _: own, place, exists, to=owner)
             others, absent = mailboxes.receive(sent, place, here)
-            late |= absent.astype(jnp.int32)
+            late = first_of(late, absent)
         else:
             others = [pltriton.load(parts_ref.at[(device, token, ids)], mask=exists, other=0) for device in range(n)]
         # Each part in the place of its device, so that all of them add up in the same order.
@@ -194,9 +194,9 @@ def _peer_sum(
             summed, handed = joined([part.astype(dtype) for part in total]), mailboxes.following()
             sent = handed.send(lambda _: summed, place, here & (late == 0))
             came, absent = handed.receive_from(owner, sent, place, exists)
-            late |= absent.astype(jnp.int32)
+            late = first_of(late, absent)
             total = split(jnp.where(owner == mailboxes.rank, summed, came), dtype)
-        new = [jnp.where(late > 0, jnp.float32(jnp.nan), part).astype(dtype) for part in total]
+        new = [jnp.where(late < 0, jnp.float32(jnp.nan), part).astype(dtype) for part in total]
         pltriton.store(sum_refs[0].at[(token, ids)], joined(new), mask=exists)
         if weight is not None:
             squares = jnp.sum(sum(jnp.where(exists, part.astype(jnp.float32) ** 2, 0.0) for part in new))
@@ -205,8 +205,9 @@ def _peer_sum(
             pltriton.store(sum_refs[1].at[(token, ids)], joined(normed), mask=exists)
         return late
 
-    late = jnp.broadcast_to((mailboxes.epoch <= 0).astype(jnp.int32), (size,))
-    mailboxes.close(jax.lax.fori_loop(0, pl.cdiv(tokens, min(tokens, MOST_BLOCKS)), one_token, late) > 0)
+    late = jnp.broadcast_to(mailboxes.late, (size,))
+    late = jax.lax.fori_loop(0, pl.cdiv(tokens, min(tokens, MOST_BLOCKS)), one_token, late)
+    mailboxes.close(late, trips)
 
 
 def _added(parts) -> list[jax.Array]:

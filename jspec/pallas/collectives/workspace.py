@@ -11,7 +11,7 @@ from jspec.pallas.collectives.packets import PACKET_BYTES
 
 SLOTS = 2  # exchanges of one epoch and of the next; see ``mailboxes``
 MOST_BLOCKS = 96  # that wait for those of other GPUs, and so have to run together; an H100 has 132 multiprocessors
-LOST = -1  # the epoch of a block that has waited in vain
+MOST_GPUS, _RECENT = 64, (1 << 24) - 1  # what ``lost`` has room for
 
 
 class Room(NamedTuple):
@@ -45,8 +45,9 @@ class Exchange:
 
     Attributes:
       addresses: int32 ``[n, 2]``, the low and high halves of the addresses of all n workspaces.
-      epochs: int32 ``[MOST_BLOCKS]``, of each block of a kernel the epoch of its next exchange, from 1 on; ``LOST`` after an
-        exchange in which a packet did not come. A block that an exchange does not need does not count it.
+      epochs: int32 ``[MOST_BLOCKS]``, of each block of a kernel the epoch of its next exchange, from 1 on; after an exchange
+        in which a packet did not come, what ``lost`` says, which may differ from GPU to GPU. A block that an exchange does
+        not need does not count it.
       room: of each workspace.
     """
 
@@ -108,6 +109,27 @@ def bytes_of(room: Room, gpus: int) -> int:
     return SLOTS * gpus * room.size * PACKET_BYTES
 
 
+def lost(gpu, epoch):
+    """The negative number that a block has for its epoch when it waited for a packet of a GPU in vain; in kernels, too.
+
+    Of two such numbers the larger one is of the earlier exchange (of the last 2^24)."""
+    return -1 - ((epoch & _RECENT) * MOST_GPUS + gpu)
+
+
 def are_lost(epochs) -> bool:
     """Whether a packet has not come, by the epochs after some exchanges; for the host."""
-    return bool(np.any(np.asarray(epochs) == LOST))
+    return bool(np.any(np.asarray(epochs) < 0))
+
+
+def who_was_late(epochs) -> tuple[int, list[int]]:
+    """The GPU whose packets did not come, and those that waited for them in vain, by their places on the mesh axis.
+
+    A GPU that comes too late finds the packets that the others sent before they gave up, and then waits in vain itself, in
+    a later exchange. So of a block's losses the earliest one tells.
+
+    Args:
+      epochs: int32 ``[n, MOST_BLOCKS]``, the copies of all n GPUs, of which some are lost.
+    """
+    of_block = next(column for column in np.asarray(epochs).T if are_lost(column))
+    first = of_block[of_block < 0].max()
+    return int(-1 - first) % MOST_GPUS, np.flatnonzero(of_block == first).tolist()

@@ -11,7 +11,7 @@ from requests_and_engines import CONFIG, engine_of
 
 from jspec.engine.runner import model_runner
 from jspec.pallas.collectives.peers import MOST_TOKENS
-from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS, Workspace
+from jspec.pallas.collectives.workspace import MOST_BLOCKS, Workspace, are_lost, lost
 from jspec.sampling.logprobs import TokenLogprobs
 from jspec.sampling.params import SamplingParams
 
@@ -67,25 +67,34 @@ def test_every_device_counts_the_same_exchanges(kind):
     assert engine_of(kind).runner.batch.state.exchange is None
 
 
-def lose(engine):
-    """Have a block of the next exchange find that an earlier one was lost."""
+def lose(engine, late: int):
+    """Have every block of the next exchange find that an earlier one was lost, because a device was late: it has waited in
+    vain, too, in the exchange after that."""
     exchange = engine.runner.batch.state.exchange
-    lost = jax.device_put(np.full(MOST_BLOCKS, LOST, np.int32), exchange.epochs.sharding)
-    batch, exchange = engine.runner.batch, dataclasses.replace(exchange, epochs=lost)
+    copies = [np.full(MOST_BLOCKS, lost(late, 7), np.int32) for _ in range(2)]
+    copies[late][:] = lost(1 - late, 8)
+    copies = [
+        jax.device_put(one, device)
+        for one, device in zip(copies, exchange.epochs.sharding.mesh.devices.flat, strict=True)
+    ]
+    epochs = jax.make_array_from_single_device_arrays((MOST_BLOCKS,), exchange.epochs.sharding, copies)
+    batch, exchange = engine.runner.batch, dataclasses.replace(exchange, epochs=epochs)
     batch.state = dataclasses.replace(batch.state, exchange=exchange)
 
 
 def test_lost_packets_fail_requests_and_the_next_ones_are_served():
     engine = engine_of("eagle/2/packets")
     wanted = tokens_of(decode(engine, ragged_prompts(), GREEDY))
-    before = engine.runner.batch.workspace
-    lose(engine)
-    with pytest.raises(model_runner.LostPacket, match="a GPU waited for another one for two seconds in vain"):
-        decode(engine, ragged_prompts(), GREEDY)
-    assert_nothing_is_held(engine)
-    assert engine.runner.batch.workspace is not before
-    assert tokens_of(decode(engine, ragged_prompts(), GREEDY)) == wanted
-    assert not np.any(np.asarray(engine.runner.batch.state.exchange.epochs) == LOST)
+    for late in range(2):
+        before = engine.runner.batch.workspace
+        lose(engine, late)
+        message = f"GPU {late} was late: GPU {1 - late} waited for it for two seconds in vain"
+        with pytest.raises(model_runner.LostPacket, match=message):
+            decode(engine, ragged_prompts(), GREEDY)
+        assert_nothing_is_held(engine)
+        assert engine.runner.batch.workspace is not before
+        assert tokens_of(decode(engine, ragged_prompts(), GREEDY)) == wanted
+    assert not are_lost(engine.runner.batch.state.exchange.epochs)
 
 
 def test_epochs_begin_anew_before_they_run_out(monkeypatch):

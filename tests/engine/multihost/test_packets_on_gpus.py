@@ -70,6 +70,6 @@ def test_a_gpu_that_waits_in_vain_fails_requests_and_not_the_next_ones(n):
         copies.append(jax.device_put(epochs, shard.device))
     apart = jax.make_array_from_single_device_arrays(exchange.epochs.shape, exchange.epochs.sharding, copies)
     runner.batch.state = dataclasses.replace(runner.batch.state, exchange=dataclasses.replace(exchange, epochs=apart))
-    with pytest.raises(LostPacket):
+    with pytest.raises(LostPacket, match=f"GPU {n - 1} was late: GPU 0"):
         texts(llm)
     assert texts(llm) == wanted

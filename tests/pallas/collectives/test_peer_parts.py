@@ -14,9 +14,9 @@ from jspec.models.sharding import mesh_of
 from jspec.pallas.collectives import peer_parts
 from jspec.pallas.collectives.peer_parts import CHUNK, peer_parts_reference
 from jspec.pallas.collectives.peers import MOST_WORDS, Peers, room_for
-from jspec.pallas.collectives.workspace import LOST, Room, Workspace, are_lost
+from jspec.pallas.collectives.workspace import Room, Workspace, are_lost, lost
 
-N = 3
+N, LOST = 3, lost(2, 7)
 ROOM = Room(2, 4, 5 * CHUNK)
 SIZES = (1, CHUNK, 4 * CHUNK + 7)  # words; the last are more chunks than there are blocks
 

@@ -17,10 +17,10 @@ from jspec.pallas.collectives import peer_sum
 from jspec.pallas.collectives.mailboxes import interleaved
 from jspec.pallas.collectives.peer_sum import KINDS, Stream, num_trips, peer_sum_kernel, peer_sum_reference
 from jspec.pallas.collectives.peers import MOST_TOKENS, Peers, room_for
-from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS, Room, Workspace, are_lost
+from jspec.pallas.collectives.workspace import MOST_BLOCKS, Room, Workspace, are_lost, lost, who_was_late
 from jspec.pallas.matmul.partial_sums import PartialSums
 
-EPS = 1e-5
+EPS, LOST = 1e-5, lost(2, 7)
 WIDTHS = (2048, 2880, 4096, 5120, 8192)
 HOW = {"eps": EPS, "kind": "rms"}
 
@@ -315,3 +315,4 @@ class TestOnSeveralGPUs:
             assert np.all(np.isnan(wide(new[device, 1])))
             assert not np.any(np.isnan(wide(new[device])[[0, 2]]))
             assert are_lost(epochs[device])
+        assert who_was_late(epochs) == (n - 1, list(range(n - 1)))
