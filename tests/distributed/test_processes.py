@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +116,15 @@ def test_two_processes_generate_what_one_does(checkpoints, draft, more, options)
     assert found["preemptions"] > 0 or "num_pages" not in more
 
 
-def test_loss_of_a_process_fails_the_requests(checkpoints):
+def test_calls_end_soon_when_a_process_is_killed_and_name_it(checkpoints):
     what = {"dies_after": 6, "prompts": PROMPTS, "options": OPTIONS[:1], "load": loading(checkpoints, "eagle3")}
     with processes(2, what) as (leader, follower):
+        follower.communicate(timeout=PATIENCE)
+        killed = time.monotonic()
         code, line = said(leader)
-        assert code == 1
-        assert json.loads(line)["error"]
-        assert said(follower)[0] == 3
+        assert time.monotonic() - killed < 10
+        assert (follower.returncode, code) == (-signal.SIGKILL, 1)
+        assert "process 1 of 2, at 127.0.0.1, was lost" in json.loads(line)["error"]
 
 
 def test_follower_ends_when_its_leader_is_lost(checkpoints):

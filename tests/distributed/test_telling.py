@@ -2,8 +2,10 @@
 
 import pickle
 import queue
+import re
 import socket
 import threading
+import time
 
 import jax
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 
 from jspec.engine.multihost import leader as leader_module
 from jspec.engine.multihost.leader import Follower, Leader, ProcessLost
+
+LOST = r"process 1 of 2, at 127\.0\.0\.1, was lost"
 
 
 @pytest.fixture
@@ -25,6 +29,7 @@ def group(monkeypatch):
         return data
 
     monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(leader_module, "_from_process_0", from_process_0)
     return said
 
@@ -65,7 +70,7 @@ def test_silent_end_of_the_leader_is_noticed(joined):
 def test_end_of_a_follower_is_noticed(joined):
     leader, follower = joined
     follower._socket.close()
-    with pytest.raises(ProcessLost, match="a process that follows this one was lost"):
+    with pytest.raises(ProcessLost, match=LOST):
         leader.broadcast("send", 0, [np.zeros(10_000_000)])  # more than connections hold on the way
 
 
@@ -126,11 +131,28 @@ def test_leader_notices_the_loss_of_a_follower(joined, monkeypatch, meets):
     monkeypatch.setattr(leader_module, "_when_lost", noticed.put)
     threading.Timer(0.3 if meets else 0, follower._socket.close).start()
     if meets:
-        with pytest.raises(ProcessLost, match="a process that follows this one was lost"):
+        with pytest.raises(ProcessLost, match=LOST):
             leader.wait_for_followers()
-    assert noticed.get(timeout=60) == "a process that follows this one was lost"
-    with pytest.raises(ProcessLost, match="its connection has ended"):
+    assert re.fullmatch(LOST, noticed.get(timeout=60))
+    with pytest.raises(ProcessLost, match=LOST):
         leader.broadcast("send")  # though no message has failed yet
+
+
+class Never:
+    """An array of a program in which a lost process takes part."""
+
+    def is_ready(self) -> bool:
+        return False
+
+
+def test_leader_waits_for_no_program_of_a_lost_process(joined):
+    leader, follower = joined
+    leader.wait_for([jax.numpy.ones(2)])
+    threading.Timer(0.3, follower._socket.close).start()
+    began = time.monotonic()
+    with pytest.raises(ProcessLost, match=LOST):
+        leader.wait_for([Never()])
+    assert time.monotonic() - began < 10
 
 
 def test_follower_notices_a_loss_while_waiting_for_its_devices(group, monkeypatch):

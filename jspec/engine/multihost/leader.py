@@ -28,8 +28,10 @@ from jax.sharding import Mesh
 ADDRESS = "JSPEC_HOST_IP"  # environment variable: the leader's address, where its host's name does not resolve
 PATIENCE = 60.0  # seconds that processes wait for each other when an engine is made
 LAST_WORDS = 5.0  # seconds that a process may take to notice by itself that process 0 is gone
-_TOKEN_BYTES, _ADDRESS_BYTES = 32, 512
+NOTICED = 1.0  # seconds in which the end of a process is noticed that has made a program fail
+_TOKEN_BYTES, _ADDRESS_BYTES, _PLACE_BYTES = 32, 512, 4
 _TICK = 0.5  # seconds between two checks of whether a watch is still needed
+_GLANCE = 2e-4  # seconds between two looks at whether a program has ended
 _END = ("end",)
 _when_lost: Callable[[str], None] | None = None
 
@@ -61,9 +63,11 @@ class Leader:
             server.settimeout(PATIENCE)
             host, port = socket.gethostname(), server.getsockname()[1]
             _from_process_0(token + f"{host} {_own_address(host)} {port}".encode())
-            self._sockets = [_accepted(server, token) for _ in range(jax.process_count() - 1)]
+            joined = [_accepted(server, token) for _ in range(jax.process_count() - 1)]
+        self._sockets, self._names = [list(column) for column in zip(*joined, strict=True)]
         self._files = [connection.makefile("wb") for connection in self._sockets]
-        self._lost = self._closed = False
+        self._lost: str | None = None  # the name of the first process that was lost
+        self._closed = False
         self._answers, self._answered = 0, threading.Condition()  # one byte for each answer of a follower
         threading.Thread(target=self._watch, name="jspec.Leader.watch", daemon=True).start()
 
@@ -74,16 +78,30 @@ class Leader:
           ProcessLost: one of them has ended.
         """
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        try:
-            if self._lost:
-                raise OSError("its connection has ended")
-            for file in self._files:
+        self.require_all()
+        for file, name in zip(self._files, self._names, strict=True):
+            try:
                 file.write(data)
                 file.flush()
-        except (OSError, ValueError) as error:
-            raise ProcessLost(
-                f"a process that follows this one was lost ({error}): end all processes, and start them again"
-            ) from error
+            except (OSError, ValueError) as error:
+                raise _loss_of(name) from error
+
+    def require_all(self, within: float = 0.0):
+        """Raise ``ProcessLost`` if a follower has ended, or ends within so many seconds."""
+        with self._answered:
+            self._answered.wait_for(lambda: self._lost, within)
+        if self._lost:
+            raise _loss_of(self._lost)
+
+    def wait_for(self, arrays: Any):
+        """Wait until this process has these arrays, or the exception of the program that computes them.
+
+        Raises:
+          ProcessLost: a follower has ended. A program in which it takes part may never end.
+        """
+        while not all(array.is_ready() for array in jax.tree.leaves(arrays)):
+            self.require_all()
+            time.sleep(_GLANCE)
 
     def wait_for_followers(self):
         """Wait until all followers have executed every message so far.
@@ -95,8 +113,7 @@ class Leader:
             expected = self._answers + len(self._sockets)
             self.broadcast("acknowledge")
             self._answered.wait_for(lambda: self._lost or self._answers >= expected)
-        if self._lost:
-            raise ProcessLost("a process that follows this one was lost: end all processes, and start them again")
+        self.require_all()
 
     def close(self):
         """End the followers' ``LLM.follow``."""
@@ -109,21 +126,22 @@ class Leader:
 
     def _watch(self):
         """Count the followers' answers, until one of them ends its connection."""
-        poll, sockets = select.poll(), {connection.fileno(): connection for connection in self._sockets}
-        for descriptor in sockets:
-            poll.register(descriptor, select.POLLIN)
+        poll, joined = select.poll(), {}
+        for connection, name in zip(self._sockets, self._names, strict=True):
+            joined[connection.fileno()] = connection, name
+            poll.register(connection, select.POLLIN)
         while not self._closed:
             for descriptor, _ in poll.poll(_TICK * 1000):
-                data = b""
+                (connection, name), data = joined[descriptor], b""
                 with contextlib.suppress(OSError):
-                    data = sockets[descriptor].recv(64)
+                    data = connection.recv(64)
                 with self._answered:
                     self._answers += len(data)
-                    self._lost = self._lost or not data
+                    self._lost = self._lost or (None if data else name)
                     self._answered.notify_all()
                 if not data:
                     if not self._closed:
-                        _notify("a process that follows this one was lost")
+                        _notify(f"{name} was lost")
                     return
 
 
@@ -146,7 +164,7 @@ class Follower:
                 "that other hosts can reach"
             ) from error
         self._socket.settimeout(None)
-        self._socket.sendall(token)
+        self._socket.sendall(token + jax.process_index().to_bytes(_PLACE_BYTES))
         self._ended = False
         if _when_lost is not None:
             threading.Thread(target=self._watch, name="jspec.Follower.watch", daemon=True).start()
@@ -217,6 +235,10 @@ def fewest(number: int) -> int:
     return int(np.min(multihost_utils.process_allgather(np.array(number))))
 
 
+def _loss_of(name: str) -> ProcessLost:
+    return ProcessLost(f"{name} was lost: end all processes, and start them again")
+
+
 def _notify(why: str):
     if _when_lost is not None:
         _when_lost(why)
@@ -236,11 +258,11 @@ def _own_address(host: str) -> str:
     return "127.0.0.1"
 
 
-def _accepted(server: socket.socket, token: bytes) -> socket.socket:
-    """A connection of a process that knows the token; others are closed."""
+def _accepted(server: socket.socket, token: bytes) -> tuple[socket.socket, str]:
+    """A connection of a process that knows the token, and the name of the process; others are closed."""
     while True:
         try:
-            connection, _ = server.accept()
+            connection, (address, *_) = server.accept()
         except TimeoutError as error:
             raise ProcessLost(
                 f"not all of {jax.process_count()} processes came within {PATIENCE:.0f} seconds: each of them has to make "
@@ -249,9 +271,10 @@ def _accepted(server: socket.socket, token: bytes) -> socket.socket:
         connection.settimeout(PATIENCE)
         with contextlib.suppress(OSError):
             if secrets.compare_digest(_received(connection, len(token)), token):
+                place = int.from_bytes(_received(connection, _PLACE_BYTES))
                 connection.settimeout(None)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return connection
+                return connection, f"process {place} of {jax.process_count()}, at {address},"
         connection.close()
 
 

@@ -14,7 +14,7 @@ from jspec.engine.aot_cache.costs import Seconds
 from jspec.engine.aot_cache.executables import ExecutableCache
 from jspec.engine.aot_cache.fingerprint import fingerprint
 from jspec.engine.decoding import Decoding
-from jspec.engine.multihost.leader import Leader
+from jspec.engine.multihost.leader import NOTICED, Leader
 from jspec.engine.request import row_of
 from jspec.engine.round_log import CallLogs, RoundLog
 from jspec.engine.runner.device_batch import DeviceBatch
@@ -199,7 +199,10 @@ class ModelRunner:
 
         Raises:
           LostPacket: a GPU has waited for another one in vain, so that the logs mean nothing.
+          ProcessLost: a process that follows this one has ended, whose devices take part in the call.
         """
+        if isinstance(self.batch.group, Leader):
+            self.batch.group.wait_for(logs)
         epochs, logs = logs.epochs, jax.tree.map(np.asarray, logs)
         if epochs is not None:
             if are_lost(logs.epochs):
@@ -214,10 +217,18 @@ class ModelRunner:
 
         Returns:
           whether the state was valid; then the contents of all pages stand.
+
+        Raises:
+          ProcessLost: a process that follows this one has ended.
         """
         self.split_rounds.forget()
+        leader = self.batch.group if isinstance(self.batch.group, Leader) else None
+        if leader is not None:
+            leader.require_all()  # before anything waits for programs that may never end
         if self.batch.intact():
             return True
+        if leader is not None:
+            leader.require_all(NOTICED)  # of a lost process, which may be why a program failed
         self.batch.reset_state()
         return False
 
