@@ -5,8 +5,8 @@
 
 Whole documents are docs/results/performance.md, docs/results/drafters.md, docs/results/real-models.md where there are
 results of it, and docs/results/efficiency-<method>.md, the last with the table of costs beside it. In README.md and
-the guides quantization.md, drafting.md and draft-vocabularies.md it writes only what stands between the comments
-``<!-- name: ... -->`` and ``<!-- /name -->``. The plot of a document is written with it, but not compared: its bytes
+some guides (``documents``) it writes only what stands between the comments ``<!-- name: ... -->`` and
+``<!-- /name -->``. The plot of a document is written with it, but not compared: its bytes
 depend on the version of matplotlib."""
 
 import argparse
@@ -16,7 +16,15 @@ import re
 import sys
 
 from benchmarks.acceptance import drafters, editing, small_drafts
-from benchmarks.report import activations_table, kv_cache_table, performance, real_models_page, results, trees_table
+from benchmarks.report import (
+    activations_table,
+    fleet,
+    kv_cache_table,
+    performance,
+    real_models_page,
+    results,
+    trees_table,
+)
 from benchmarks.rounds import efficiency
 
 GUIDES, PAGES = results.ROOT / "docs" / "guides", results.ROOT / "docs" / "results"
@@ -34,6 +42,7 @@ def documents() -> dict[pathlib.Path, str]:
             "activations": activations_table.quality(found.quantization),
             "cache": kv_cache_table.quality(results.latest(results.read_all("kv_cache"))),
         },
+        GUIDES / "distributed.md": {"fleet": fleet.markdown()},
         GUIDES / "draft-vocabularies.md": {"acceptance": small_drafts.vocabulary_table(small)},
         GUIDES / "drafting.md": {
             "trees": trees_table.gain(*(results.latest(results.read_all(name)) for name in ("tree_rounds", "trees")))

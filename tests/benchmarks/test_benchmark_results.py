@@ -12,7 +12,7 @@ from benchmarks import all as everything
 from benchmarks import tables
 from benchmarks.acceptance import drafters
 from benchmarks.engine import serving
-from benchmarks.report import performance, results, serving_table
+from benchmarks.report import fleet, performance, results, serving_table
 
 COMMIT = "0123456789" * 4
 
@@ -159,6 +159,18 @@ def test_a_document_that_differs_is_named(monkeypatch, capsys):
     monkeypatch.setattr(performance, "document", lambda _: "something else")
     assert tables.main() == 1
     assert capsys.readouterr().out.endswith("docs/results/performance.md\n")
+
+
+def test_a_fleet_is_what_its_gpus_have_time_for():
+    way = fleet.Way(few=0.02, many=0.044, tokens=2.5, prompt=0.1)
+    assert way.answer == pytest.approx(fleet.ANSWER * 0.044 / (fleet.ROWS * 2.5))
+    assert way.planned * (way.prompt + way.answer) == pytest.approx(fleet.BUSY)
+    assert way.replicas * way.planned >= fleet.REQUESTS > (way.replicas - 1) * way.planned
+    assert (way.hosts - fleet.SPARE) * fleet.A_HOST >= way.replicas
+    # What the rows under way write in the time that prompts leave is what arrives.
+    seconds = 0.02 + (way.rows - fleet.FEWER) * 0.024 / (fleet.ROWS - fleet.FEWER)
+    written = way.rows * 2.5 / seconds * (1 - way.planned * way.prompt)
+    assert written == pytest.approx(way.planned * fleet.ANSWER)
 
 
 class TestBlocks:
