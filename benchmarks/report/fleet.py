@@ -112,11 +112,11 @@ def markdown() -> str:
     serving = results.latest(results.read_all("serving", "NVIDIA H200"))
     first = [serving[f"10, first token, {p}"].measured for p in ("p50", "p99")]
     factor = measured(TWO).measured["1"] / measured(ONE).measured["1"]
-    rests = paragraph(f"""Two measured figures of the 8B say how far such sums hold. A queue takes
-    {serving["8"].measured:.3f} of the time that the GPU needs for the same programs ({serving["8"].result.day}), so that GPU times add up. At
-    {BUSY:.0%} of a queue's rate, requests that arrive at random get their first token within {first[0]:.0f} ms, 99% of
-    them within {first[1]:.0f} ({serving["10, first token, p50"].result.day}), which is why {BUSY:.0%} are planned for. Both
-    are of one H200. Replicas of two GPUs (`tensor_parallel=2`) answer sooner and cost more: two H100s make {factor:.2f}
-    times the tokens of one ({link(TWO)}, {link(ONE)}), so that the fleet would need {2 / factor:.1f} times the GPUs,
-    if that holds for this model.""")
+    queue, day = serving["8"], serving["10, first token, p50"].result.day
+    rests = paragraph(f"""Two measured figures of the 8B say how far such sums hold. A queue takes {queue.measured:.3f} of
+    the time that the GPU needs for the same programs ({queue.result.day}), so that GPU times add up. At {BUSY:.0%} of a
+    queue's rate, requests that arrive at random get their first token within {first[0]:.0f} ms, 99% of them within
+    {first[1]:.0f} ({day}), which is why {BUSY:.0%} are planned for. Both are of one H200. Replicas of two GPUs
+    (`tensor_parallel=2`) answer sooner and cost more: two H100s make {factor:.2f} times the tokens of one ({link(TWO)},
+    {link(ONE)}), so that the fleet would need {2 / factor:.1f} times the GPUs, if that holds for this model.""")
     return "\n\n".join([table(("", *found, "from"), cells), rests])

@@ -15,7 +15,7 @@ from cuda_lowering import code_of
 from jspec.models.sharding import mesh_of
 from jspec.pallas.collectives import mailboxes
 from jspec.pallas.collectives.packets import PACKET_BYTES
-from jspec.pallas.collectives.workspace import SLOTS, Exchange, Room
+from jspec.pallas.collectives.workspace import MOST_BLOCKS, SLOTS, Exchange, Room, lost
 
 AXIS = "model"
 
@@ -102,6 +102,17 @@ class SimulatedPackets:
         """Seconds: hardly any for what never comes, or for whom nobody sends any more."""
         sender = place // self._room.size % len(self._memory)
         return 0.1 if self._late in (sender, rank) or rank in self._given_up else 60.0
+
+
+def lose(engine, late: int):
+    """Have every block of the next exchange find that an earlier one was lost, because a device was late: it has waited in
+    vain, too, in the exchange after that."""
+    batch, exchange = engine.runner.batch, engine.runner.batch.state.exchange
+    devices = list(exchange.epochs.sharding.mesh.devices.flat)
+    losses = [lost(0 if late else 1, 8) if place == late else lost(late, 7) for place in range(len(devices))]
+    copies = [jax.device_put(np.full(MOST_BLOCKS, one, np.int32), at) for one, at in zip(losses, devices, strict=True)]
+    epochs = jax.make_array_from_single_device_arrays((MOST_BLOCKS,), exchange.epochs.sharding, copies)
+    batch.state = dataclasses.replace(batch.state, exchange=dataclasses.replace(exchange, epochs=epochs))
 
 
 def _store_one(at, values, mask):

@@ -160,6 +160,16 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **overrides) -> dict:
     return {key: value for key, value in config.items() if value is not None or key in keep_null}
 
 
+def wide(architecture: str) -> dict:
+    """Keys of a config whose heads, experts and widths 6 and 8 devices divide; there are two KV heads, but with latents each
+    head has its own."""
+    latents = architecture.startswith(("DeepseekV3", "Glm4MoeLite"))
+    heads = {"num_attention_heads": 24, "num_key_value_heads": 24 if latents else 2, "head_dim": 8}
+    states = {"linear_num_key_heads": 24, "linear_num_value_heads": 48, "linear_key_head_dim": 4}
+    keys = {**heads, **states, "num_experts": 24, "n_routed_experts": 24, "num_local_experts": 24}
+    return {key: value for key, value in keys.items() if key in tiny_config(architecture)}
+
+
 def tiny_checkpoint(
     path: str | os.PathLike,
     architecture: str = "LlamaForCausalLM",

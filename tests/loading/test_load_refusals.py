@@ -47,9 +47,9 @@ from jspec.loading import memory_budget
         ({"speculative_config": {}}, TypeError, "its model is draft of jspec.load"),
         ({"assistant_model": "x"}, TypeError, "no argument 'assistant_model': it is draft of jspec.load"),
         (
-            {"tensor_parallel_size": 8},
+            {"tensor_parallel_size": 16},
             ValueError,
-            "tensor_parallel=8: expected at most 4, the number of devices that JAX",
+            "tensor_parallel=16: expected at most 8, the number of devices that JAX",
         ),
         ({"tensor_parallel": 3}, ValueError, "tensor_parallel=3: expected a divisor of num_heads, 4"),
         ({"tensor_parallel": 0}, ValueError, "tensor_parallel=0: expected an integer of at least 1"),

@@ -1,4 +1,4 @@
-"""Models in shards on 2 and 4 devices against the same on one, for every family; what each device has; refusals."""
+"""Models in shards on 2 to 8 devices against the same on one, for every family; what each device has; refusals."""
 
 import dataclasses
 import functools
@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import LATENTS, TARGET, error_in_shards, in_shards, spread_logits
+from engines import HYBRID, LATENTS, OF_HYBRIDS, TARGET, error_in_shards, in_shards, spread_logits
 from flax import nnx
-from tiny import ARCHITECTURES, tiny_checkpoint
+from tiers import in_tiers
+from tiny import ARCHITECTURES, tiny_checkpoint, wide
 
 import jspec
 from convert.folders import load_folder
@@ -31,6 +32,15 @@ CASES = [
     *((architecture, Shards(count)) for architecture in ARCHITECTURES for count in (2, 4)),
     *((architecture, Shards(2, by_expert=True)) for architecture in MIXTURES),
 ]
+AMONG_MORE = (
+    "LlamaForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "GptOssForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Qwen3NextForCausalLM",
+)
+MORE = [(architecture, Shards(count)) for architecture in AMONG_MORE for count in (6, 8)]
+MORE += [("Qwen3MoeForCausalLM", Shards(count, by_expert=True)) for count in (6, 8)]
 EXPERTS = {"num_local_experts": 4, "num_experts": 4}  # which 2 and 4 divide
 
 
@@ -45,7 +55,18 @@ def relative_error(actual, wanted) -> float:
 @pytest.mark.parametrize(("architecture", "shards"), CASES, ids=str)
 def test_logits_are_those_of_one_device(tmp_path, architecture, shards):
     """Among 4 devices there are more shards than KV heads."""
-    overrides = EXPERTS if architecture in MIXTURES else {}
+    assert_logits_are_those_of_one(tmp_path, architecture, shards, EXPERTS if architecture in MIXTURES else {})
+
+
+@pytest.mark.usefixtures("small_groups")
+@pytest.mark.parametrize("case", in_tiers(MORE, MORE[1:2]), ids=str)
+def test_logits_of_six_and_eight_devices(tmp_path, case):
+    """Of 13 groups of the vocabulary, the last of 6 and of 8 devices have none."""
+    architecture, shards = case
+    assert_logits_are_those_of_one(tmp_path, architecture, shards, wide(architecture))
+
+
+def assert_logits_are_those_of_one(tmp_path, architecture, shards, overrides):
     config, params = load_folder(tiny_checkpoint(tmp_path, architecture, **overrides), "float32")
     model = build_shards(config, params, "float32", shards, mesh_of(shards.count, AXIS))
     tokens = some_tokens(config)
@@ -166,6 +187,16 @@ def test_the_vocabulary_is_sharded_in_entire_groups():
             "tensor_parallel=4: expected a divisor or a multiple of num_kv_heads, 3",
         ),
         (
+            {"num_heads": 12, "num_kv_heads": 4},
+            6,
+            "tensor_parallel=6: expected a divisor or a multiple of num_kv_heads, 4",
+        ),
+        (
+            {**OF_HYBRIDS, "delta_nets": HYBRID.delta_nets, "num_heads": 6},
+            6,
+            "tensor_parallel=6: expected a divisor of delta_nets.key_heads, 2",
+        ),
+        (
             {"quantization": "fp8_block", "head_dim": 64, "intermediate_size": 640},
             2,
             "tensor_parallel=2: expected a divisor of the groups of 128 inputs that layers.i.mlp.down.weight .* 640 inputs",
@@ -226,7 +257,8 @@ def test_unsuitable_checkpoints_are_refused_before_weights_are_read(tmp_path, mo
     target = tiny_checkpoint(tmp_path)
     monkeypatch.setattr("jspec.checkpoints.checkpoint.Checkpoint.params", lambda *_: pytest.fail("weights were read"))
     for given, error in (
-        ({"tensor_parallel": 8}, "tensor_parallel=8: expected at most 4, the number of devices that JAX sees"),
+        ({"tensor_parallel": 16}, "tensor_parallel=16: expected at most 8, the number of devices that JAX sees"),
+        ({"tensor_parallel": 6}, "tensor_parallel=6: expected a divisor of num_heads, 4"),
         ({"tensor_parallel": 3}, "tensor_parallel=3: expected a divisor of num_heads"),
     ):
         with pytest.raises(ValueError, match=error):

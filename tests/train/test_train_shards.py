@@ -135,7 +135,7 @@ def test_a_step_is_compiled_once(folder, tmp_path, unserved, monkeypatch):
     [
         (["-tp", "0"], "tensor_parallel=0: expected an integer of at least 1"),
         (["-tp", "3"], "tensor_parallel=3: expected a divisor of num_heads, 4"),
-        (["-tp", "8"], "tensor_parallel=8: expected at most 4, the number of devices that JAX sees"),
+        (["-tp", "16"], "tensor_parallel=16: expected at most 8, the number of devices that JAX sees"),
         (
             ["-tp", "4", "--tokens-per-step", "192"],
             "tokens_per_step=192: expected 4 windows of 32 tokens or a multiple, as many for each device of "

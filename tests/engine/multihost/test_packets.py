@@ -1,17 +1,16 @@
 """Engines whose devices add up by packets, as two GPUs do: on simulated devices XLA makes each of these sums, and
 everything around them is the same."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
 from engines import GREEDY, assert_nothing_is_held, decode, ragged_prompts, tokens_of
+from packets import lose
 from requests_and_engines import CONFIG, engine_of
 
 from jspec.engine.runner import model_runner
 from jspec.pallas.collectives.peers import MOST_TOKENS
-from jspec.pallas.collectives.workspace import MOST_BLOCKS, Workspace, are_lost, lost
+from jspec.pallas.collectives.workspace import Workspace, are_lost
 from jspec.sampling.logprobs import TokenLogprobs
 from jspec.sampling.params import SamplingParams
 
@@ -65,21 +64,6 @@ def test_every_device_counts_the_same_exchanges(kind):
     assert np.all(np.diff(counted) <= 0)  # the first blocks have tokens in every exchange
     assert exchange.room.tokens == MOST_TOKENS
     assert engine_of(kind).runner.batch.state.exchange is None
-
-
-def lose(engine, late: int):
-    """Have every block of the next exchange find that an earlier one was lost, because a device was late: it has waited in
-    vain, too, in the exchange after that."""
-    exchange = engine.runner.batch.state.exchange
-    copies = [np.full(MOST_BLOCKS, lost(late, 7), np.int32) for _ in range(2)]
-    copies[late][:] = lost(1 - late, 8)
-    copies = [
-        jax.device_put(one, device)
-        for one, device in zip(copies, exchange.epochs.sharding.mesh.devices.flat, strict=True)
-    ]
-    epochs = jax.make_array_from_single_device_arrays((MOST_BLOCKS,), exchange.epochs.sharding, copies)
-    batch, exchange = engine.runner.batch, dataclasses.replace(exchange, epochs=epochs)
-    batch.state = dataclasses.replace(batch.state, exchange=exchange)
 
 
 def test_lost_packets_fail_requests_and_the_next_ones_are_served():
