@@ -16,15 +16,8 @@ import re
 import sys
 
 from benchmarks.acceptance import drafters, editing, small_drafts
-from benchmarks.report import (
-    activations_table,
-    fleet,
-    kv_cache_table,
-    performance,
-    real_models_page,
-    results,
-    trees_table,
-)
+from benchmarks.host import fleet
+from benchmarks.report import activations_table, kv_cache_table, performance, real_models_page, results, trees_table
 from benchmarks.rounds import efficiency
 
 GUIDES, PAGES = results.ROOT / "docs" / "guides", results.ROOT / "docs" / "results"

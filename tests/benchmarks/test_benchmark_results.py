@@ -12,7 +12,8 @@ from benchmarks import all as everything
 from benchmarks import tables
 from benchmarks.acceptance import drafters
 from benchmarks.engine import serving
-from benchmarks.report import fleet, performance, results, serving_table
+from benchmarks.host import fleet
+from benchmarks.report import performance, results, serving_table
 
 COMMIT = "0123456789" * 4
 

@@ -179,12 +179,26 @@ class DeviceBatch:
         if isinstance(self.group, Leader):
             self.group.broadcast(*message)
 
+    def wait_for(self, results: Any):
+        """Wait for results of programs, or for what they raise.
+
+        Raises:
+          ProcessLost: a follower process has ended, without which programs may never end.
+        """
+        if isinstance(self.group, Leader):
+            self.group.wait_for(results)
+
     def intact(self) -> bool:
-        """Whether the state is valid: no program that failed has computed it, or taken its buffers."""
+        """Whether the state is valid: no program that failed has computed it, or taken its buffers.
+
+        Raises:
+          ProcessLost: a follower process has ended.
+        """
         leaves = jax.tree.leaves(getattr(self, "state", None))
         if not leaves or any(leaf.is_deleted() for leaf in leaves):
             return False
         try:
+            self.wait_for(leaves)
             jax.block_until_ready(leaves)
         except jax.errors.JaxRuntimeError:  # the program that computed it failed
             return False

@@ -201,8 +201,7 @@ class ModelRunner:
           LostPacket: a GPU has waited for another one in vain, so that the logs mean nothing.
           ProcessLost: a process that follows this one has ended, whose devices take part in the call.
         """
-        if isinstance(self.batch.group, Leader):
-            self.batch.group.wait_for(logs)
+        self.batch.wait_for(logs)
         epochs, logs = logs.epochs, jax.tree.map(np.asarray, logs)
         if epochs is not None:
             if are_lost(logs.epochs):
@@ -222,13 +221,10 @@ class ModelRunner:
           ProcessLost: a process that follows this one has ended.
         """
         self.split_rounds.forget()
-        leader = self.batch.group if isinstance(self.batch.group, Leader) else None
-        if leader is not None:
-            leader.require_all()  # before anything waits for programs that may never end
         if self.batch.intact():
             return True
-        if leader is not None:
-            leader.require_all(NOTICED)  # of a lost process, which may be why a program failed
+        if isinstance(self.batch.group, Leader):
+            self.batch.group.require_all(NOTICED)  # the end of a process may be what the error was
         self.batch.reset_state()
         return False
 

@@ -203,6 +203,7 @@ class SplitRounds:
         inputs.restrict(places)
         if places:
             flags = dict(zip(places, inputs.allowed, strict=False))
+            self._batch.wait_for((proposal.tokens, proposal.count))
             drafts, count = np.asarray(proposal.tokens), np.asarray(proposal.count)
 
             def walk(active: ActiveRequest, place: int):

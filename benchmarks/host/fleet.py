@@ -1,5 +1,5 @@
 """How many GPUs answer 1,000 requests a second with Qwen3.6-27B, for docs/guides/distributed.md: times that one GPU was
-measured to take, added up. No fleet ever ran."""
+measured to take, added up. ``benchmarks.tables`` writes it. No fleet ever ran."""
 
 import dataclasses
 import math
@@ -26,6 +26,11 @@ class Way:
       few, many: seconds of a round of ``FEWER`` rows and of ``ROWS``.
       tokens: of a row in a round of ``ROWS``.
       prompt: seconds in which the GPU reads a prompt.
+      answer: seconds of the GPU that an answer takes, in rounds that it shares with others.
+      most, planned: requests a second, of a GPU that is always busy, and of one that is ``BUSY``.
+      replicas, hosts: for ``REQUESTS``.
+      rows: requests that are being answered at the planned rate; the times of rounds are taken to lie on a line.
+      burst: by how many standard deviations of a Poisson process arrivals of a ``WINDOW`` may exceed their mean.
     """
 
     few: float
@@ -33,42 +38,20 @@ class Way:
     tokens: float
     prompt: float
 
-    @property
-    def answer(self) -> float:
-        """Seconds of the GPU that an answer takes, in rounds that it shares with others."""
-        return ANSWER * self.many / (ROWS * self.tokens)
-
-    @property
-    def most(self) -> float:
-        """Requests a second of a GPU that is always busy."""
-        return 1 / (self.prompt + self.answer)
-
-    @property
-    def planned(self) -> float:
-        return BUSY * self.most
-
-    @property
-    def replicas(self) -> int:
-        return math.ceil(REQUESTS / self.planned)
-
-    @property
-    def hosts(self) -> int:
-        return math.ceil(self.replicas / A_HOST) + SPARE
+    answer = property(lambda way: ANSWER * way.many / (ROWS * way.tokens))
+    most = property(lambda way: 1 / (way.prompt + way.answer))
+    planned = property(lambda way: BUSY * way.most)
+    replicas = property(lambda way: math.ceil(REQUESTS / way.planned))
+    hosts = property(lambda way: math.ceil(way.replicas / A_HOST) + SPARE)
+    burst = property(lambda way: WINDOW * (way.most - way.planned) / math.sqrt(WINDOW * way.planned))
 
     @property
     def rows(self) -> float:
-        """Requests that are being answered at the planned rate; rounds between and below those measured lie on a line."""
         slope = (self.many - self.few) / (ROWS - FEWER)
         rounds = (
             self.planned * ANSWER / self.tokens / (1 - self.planned * self.prompt)
         )  # of one row, a second of decoding
         return rounds * (self.few - slope * FEWER) / (1 - rounds * slope)
-
-    @property
-    def burst(self) -> float:
-        """By how many standard deviations of a Poisson process a GPU's arrivals may exceed their mean in a window."""
-        mean = WINDOW * self.planned
-        return (WINDOW * self.most - mean) / math.sqrt(mean)
 
 
 def measured(name: str) -> results.Result:
@@ -91,6 +74,7 @@ def markdown() -> str:
     """The table, and what it rests on beside it."""
     found = ways()
     link = lambda name: f"[{measured(name).day}](../../benchmarks/results/{name}.json)"  # noqa: E731
+    # fmt: off
     rows = [
         (f"round of {FEWER} rows, ms", lambda way: shown(1e3 * way.few), f"measured {link(PLAIN)}, {link(DRAFTING)}"),
         (f"round of {ROWS} rows, ms", lambda way: shown(1e3 * way.many), "measured, the same"),
@@ -107,7 +91,8 @@ def markdown() -> str:
          lambda way: f"{way.burst:.1f} standard deviations", "arithmetic, for a Poisson process"),
         ("**replicas of one GPU**", lambda way: f"**{way.replicas}**", "arithmetic"),
         (f"**hosts of {A_HOST}, {SPARE} of them spare**", lambda way: f"**{way.hosts}**", "arithmetic"),
-    ]  # fmt: skip
+    ]
+    # fmt: on
     cells = [(what, *map(figure, found.values()), source) for what, figure, source in rows]
     serving = results.latest(results.read_all("serving", "NVIDIA H200"))
     first = [serving[f"10, first token, {p}"].measured for p in ("p50", "p99")]
