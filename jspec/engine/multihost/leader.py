@@ -88,8 +88,9 @@ class Leader:
 
     def require_all(self, within: float = 0.0):
         """Raise ``ProcessLost`` if a follower has ended, or ends within so many seconds."""
-        with self._answered:
-            self._answered.wait_for(lambda: self._lost, within)
+        if within:
+            with self._answered:
+                self._answered.wait_for(lambda: self._lost, within)
         if self._lost:
             raise _loss_of(self._lost)
 
