@@ -142,5 +142,5 @@ def test_one_process_is_a_group_of_its_own(monkeypatch):
     assert fewest(5) == 5
     require_leading(None)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="tensor_parallel=2: expected 4, the number of devices of all 2 processes"):
+    with pytest.raises(ValueError, match="tensor_parallel=2: expected 8, the number of devices of all 2 processes"):
         mesh_of(2, "tp")
