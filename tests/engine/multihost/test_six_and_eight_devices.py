@@ -75,4 +75,5 @@ def test_texts_are_those_of_one_device(loaded, kind, n):
         with pytest.raises(LostPacket, match=f"GPU {n - 1} was late: GPU 0, 1, .*{n - 2} waited for it"):
             outcomes(llm, GREEDY)
         assert outcomes(llm, GREEDY) == wanted[0]
-    assert sum(accepted for _, accepted in wanted[0]) > 0
+    if kind != "states":  # whose random target repeats nothing that could be looked up
+        assert sum(accepted for _, accepted in wanted[0]) > 0
