@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from benchmarks.peers.folders import model_fields
 from benchmarks.report import results
 from benchmarks.shapes import LLAMA_70B, TINY
 from convert import convert
@@ -53,32 +54,7 @@ def config_of(layers: int, smoke: bool) -> ModelConfig:
 
 def write_checkpoint(folder: pathlib.Path, config: ModelConfig):
     """A Hugging Face folder with random weights in bfloat16, a safetensors file for each layer and one for the rest."""
-    rope = config.rope
-    scaling = {
-        "rope_type": rope.kind,
-        "factor": rope.factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": rope.original_max_position,
-    }
-    fields = {
-        "architectures": [config.architecture],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": rope.theta,
-        "rope_scaling": scaling,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
-    (folder / "config.json").write_text(json.dumps(fields))
+    (folder / "config.json").write_text(json.dumps(model_fields(config)))
     files: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, at in tensor_table(config).items():
         layer = name.split(".")[2] if ".layers." in name else "rest"
