@@ -12,6 +12,7 @@ not equal on both sides. Keys of the result are ``<row>, <number of rows> rows, 
 
 import argparse
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -99,4 +100,5 @@ def add(result: results.Result, name: str, side: str, of: Side):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a side that runs is ended, too
     sys.exit(main())

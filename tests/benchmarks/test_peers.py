@@ -14,7 +14,7 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers import children, folders, of_jspec
 from benchmarks.peers.children import Side
 from benchmarks.peers.of_vllm import SETTLING
-from benchmarks.peers.rows import ROWS, SMOKE
+from benchmarks.peers.rows import ROWS
 from benchmarks.report import peers_table, results
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config, read_fields
@@ -172,15 +172,14 @@ def test_a_run_ends_in_a_result_and_a_table(tmp_path, monkeypatch, capsys, pytho
     assert "* small-eagle, vLLM, 2 / 3 rows: RuntimeError: no kernel for this" in printed
 
 
-@pytest.mark.parametrize("name", SMOKE)
-def test_rounds_of_jspec_are_timed(monkeypatch, capsys, name):
-    monkeypatch.setattr(sys, "argv", ["of_jspec", name, "--batches", "2"])
+def test_rounds_of_jspec_are_timed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["of_jspec", "small-eagle", "--batches", "2"])
     assert of_jspec.main() == 0
     about, figure = map(json.loads, capsys.readouterr().out.splitlines())
     assert about["about"]["benchmark"] == "peers"
     assert figure["rows"] == 2
     assert figure["ms"] > figure["floor"] > 0
-    assert (figure["tokens"] > 1) == (name == "small-eagle")
+    assert figure["tokens"] > 1
 
 
 def test_a_side_that_takes_too_long_is_ended(tmp_path):
@@ -194,9 +193,10 @@ print('{{"rows": 1, "ms": 2.0}}', subprocess.Popen({sleep}).pid, sep='\\n', flus
     assert side == Side({}, {1: {"ms": 2.0}}, {16: "it was ended after 3 seconds"})
 
 
-def test_a_side_that_dies_is_reported(tmp_path):
-    side = children.run([sys.executable, "-S", "-c", "raise SystemExit(3)"], [1], 60, tmp_path / "log", {})
-    assert side.reasons == {1: "it ended with status 3"}
+def test_a_side_that_cannot_run_is_reported(tmp_path):
+    log = tmp_path / "log"
+    assert children.jspec_side("8b", [1], 300, log) == Side({}, {}, {1: "it ended with status 2"})
+    assert "no GPU: times of 8b need one" in log.read_text()
 
 
 @pytest.mark.parametrize("python", [sys.executable, "/nowhere/python"])
