@@ -11,7 +11,9 @@ fails, takes too long or has no room is in the result with its reason. ``benchma
 not equal on both sides. Keys of the result are ``<row>, <number of rows> rows, <side>``, in milliseconds of a round."""
 
 import argparse
+import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,12 +36,13 @@ def main() -> int:
     args = parser.parse_args()
     if args.smoke and args.out == results.RESULTS:
         parser.error("--out: a smoke run is no result; name another folder")
-    if not has_vllm(args.vllm_python):
+    python = os.path.abspath(shutil.which(args.vllm_python) or args.vllm_python)  # children run in another folder
+    if not has_vllm(python):
         parser.error(
             f"--vllm-python {args.vllm_python}: expected a Python that has vLLM; make one with `python -m venv DIR && "
             "DIR/bin/pip install vllm` and give DIR/bin/python"
         )
-    file = compare(args)
+    file = compare(args, python)
     if file is None:
         return 1
     if args.out == results.RESULTS:
@@ -57,7 +60,7 @@ def has_vllm(python: str) -> bool:
         return False
 
 
-def compare(args: argparse.Namespace) -> pathlib.Path | None:
+def compare(args: argparse.Namespace, python: str) -> pathlib.Path | None:
     """Measure both sides of every row, and write the result; its file, None if jspec itself does not run here."""
     logs, result, file = pathlib.Path(tempfile.mkdtemp(prefix="peers-")), None, args.out
     print(f"logs: {logs}", flush=True)
@@ -70,7 +73,7 @@ def compare(args: argparse.Namespace) -> pathlib.Path | None:
                 return None
             result = begun(ours, args)
             file = args.out / f"peers-{result.date[:16].replace(':', '')}.json"
-        theirs = vllm_side(args.vllm_python, name, row, args.batches, args.seconds, logs / f"{name}-vllm.log")
+        theirs = vllm_side(python, name, row, args.batches, args.seconds, logs / f"{name}-vllm.log")
         result.versions.update(theirs.about)
         for side, of in (("vLLM", theirs), ("jspec", ours)):
             add(result, name, side, of)

@@ -150,9 +150,8 @@ def test_a_run_ends_in_a_result_and_a_table(tmp_path, monkeypatch, capsys, pytho
     assert peers.main() == 0
     (file,) = (tmp_path / "out").iterdir()
     result = results.read(file)
-    assert result.command == "python -m benchmarks.peers --vllm-python python --smoke --batches 2 3 --out out".replace(
-        "python --smoke", f"{Path(sys.executable).name} --smoke"
-    )
+    vllm = Path(sys.executable).name
+    assert result.command == f"python -m benchmarks.peers --vllm-python {vllm} --smoke --batches 2 3 --out out"
     assert result.versions.items() >= {"vllm": "0.99", "torch": "9"}.items()
     assert list(result.measured) == [
         *("small, 2 rows, vLLM", "small, 3 rows, vLLM", "small, 2 rows, jspec"),
