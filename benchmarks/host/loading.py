@@ -44,6 +44,7 @@ from jspec.models.sharding import indices_of
 VOCABULARY = 8192  # tokens: embedding and output head of all 128,256 would be 4.2 GB of any number of layers
 SAMPLES = 1000  # pages of a file that are looked for in the page cache
 PAGE = 4096
+ATTEMPTS = 5  # to evict a file: pages that were just written may take a moment to count as such
 
 
 def config_of(layers: int, smoke: bool) -> ModelConfig:
@@ -89,14 +90,15 @@ def put_out(files: Sequence[pathlib.Path]) -> float | None:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.posix_fadvise(
-                descriptor, 0, 0, os.POSIX_FADV_RANDOM
-            )  # asking for a page must not bring in those behind it
+            # A look at a page must not bring in those behind it.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             pages = path.stat().st_size // PAGE
-            for page in range(0, pages, max(pages // SAMPLES, 1)):
-                cached += _is_cached(descriptor, page * PAGE)
-                looked += 1
+            sampled = range(0, pages, max(pages // SAMPLES, 1))
+            left, attempts = len(sampled), 0
+            while left and attempts < ATTEMPTS:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                left, attempts = sum(_is_cached(descriptor, page * PAGE) for page in sampled), attempts + 1
+            cached, looked = cached + left, looked + len(sampled)
         except NotImplementedError:
             return None
         finally:
