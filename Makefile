@@ -45,7 +45,7 @@ SMOKE = tests/pallas/test_lowering.py tests/pallas/matmul/test_matmul_lowering.p
 	tests/pallas/test_sums.py tests/pallas/test_triton.py tests/pallas/delta_net/test_verify.py tests/pallas/norm/test_rms_norm.py \
 	tests/pallas/sampling/test_threefry.py tests/pallas/mla/test_mla_prefill.py tests/pallas/collectives \
 	tests/compiled tests/engine/multihost/test_packets.py tests/test_api.py tests/drafting/test_greedy.py \
-	tests/benchmarks/test_benchmark_prefill_attention.py
+	tests/benchmarks/test_benchmark_prefill_attention.py tests/docs/test_lowerings.py
 smoke: export JAX_PLATFORMS = cpu
 smoke: export JAX_SKIP_CUDA_CONSTRAINTS_CHECK = 1
 smoke: $(VENV)/smoke

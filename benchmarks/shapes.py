@@ -326,7 +326,8 @@ def head_for(target: ModelConfig, method: str) -> HeadConfig:
         plain |= {**layers, "norm_placement": "before", "attention_scale": None, "activation": "silu"}
     if target.experts is not None or target.layers:
         target = dataclasses.replace(target, intermediate_size=6 * D, **dense, **plain)
-    one, four, five = (dataclasses.replace(target, num_layers=n, windows=(), quantization=None) for n in (1, 4, 5))
+    floats = {"windows": (), "quantization": None, "other_formats": ()}
+    one, four, five = (dataclasses.replace(target, num_layers=n, **floats) for n in (1, 4, 5))
     five = dataclasses.replace(five, architecture="Qwen3ForCausalLM", qk_norm=True)
     L, drafts = target.num_layers, 7
     aux_layers = tuple(sorted({round(1 + (L - 4) * i / 4) + 1 for i in range(5)})) if L > 8 else (1, 2)

@@ -6,25 +6,22 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 from jspec._validation import require
-from jspec.config import EngineConfig, Speculation, TreeShape
+from jspec.config import EngineConfig, Speculation
 from jspec.config.engine import FP8_CACHES
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.beside_trainer import BesideTrainer
-from jspec.engine.decoding import Decoding, verify_every_draft
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.forks import require_not_forked
 from jspec.engine.multihost.leader import Follower
-from jspec.engine.runner.compile import one_order_options
 from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
 from jspec.engine.runner.model_runner import keeps_states
 from jspec.engine.scores import scores
-from jspec.models.causal import causal_logits
-from jspec.models.one_order import one_order, unpinned
+from jspec.models.one_order import unpinned
 from jspec.models.protocols import Target
 from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
@@ -81,14 +78,7 @@ class LLM(BesideTrainer, ReplaceableWeights):
         drafts_decide = not speculation.same_text_for_every_K(config.width, config.pins_shapes)
         varies = (auto or budgeted) and drafts_decide
         self.reproducible = config.reproducible and not varies
-        decoding = Decoding(
-            make_drafter,
-            speculation.verify,
-            draft_lengths=speculation.draft_lengths if auto else None,
-            budgets=speculation.budgets if budgeted else verify_every_draft,
-            tree=speculation.tree if isinstance(speculation.tree, TreeShape) else None,
-            trees=speculation.trees,
-        )
+        decoding = Decoding.of(make_drafter, speculation, drafts=method is not None)
         self.engine = Engine(
             target,
             draft_model,
@@ -108,14 +98,7 @@ class LLM(BesideTrainer, ReplaceableWeights):
                 stacklevel=3,
             )
         self._weights = ModelWeights(self.engine, target, draft_model, origin)
-        merge, spread = self.engine.runner.batch.builder.merge_target, self.engine.runner.batch.sharding
-
-        def forward(leaves, tokens):
-            return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)
-
-        ordered = one_order(config.one_order)
-        forward = ordered(forward if spread is None else spread.forward(forward))
-        self._forward = jax.jit(forward, compiler_options=one_order_options(config.one_order))
+        self._forward = self.engine.runner.batch.builder.forward()
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
         """The target's logits after each of n tokens, float32 ``[n, V]``, from one causal forward pass without a cache."""

@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from benchmarks.peers.folders import model_fields
 from benchmarks.report import results
 from benchmarks.shapes import LLAMA_70B, TINY
 from convert import convert
@@ -43,6 +44,7 @@ from jspec.models.sharding import indices_of
 VOCABULARY = 8192  # tokens: embedding and output head of all 128,256 would be 4.2 GB of any number of layers
 SAMPLES = 1000  # pages of a file that are looked for in the page cache
 PAGE = 4096
+ATTEMPTS = 5  # to evict a file: pages that were just written may take a moment to count as such
 
 
 def config_of(layers: int, smoke: bool) -> ModelConfig:
@@ -53,32 +55,7 @@ def config_of(layers: int, smoke: bool) -> ModelConfig:
 
 def write_checkpoint(folder: pathlib.Path, config: ModelConfig):
     """A Hugging Face folder with random weights in bfloat16, a safetensors file for each layer and one for the rest."""
-    rope = config.rope
-    scaling = {
-        "rope_type": rope.kind,
-        "factor": rope.factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": rope.original_max_position,
-    }
-    fields = {
-        "architectures": [config.architecture],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": rope.theta,
-        "rope_scaling": scaling,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
-    (folder / "config.json").write_text(json.dumps(fields))
+    (folder / "config.json").write_text(json.dumps(model_fields(config)))
     files: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, at in tensor_table(config).items():
         layer = name.split(".")[2] if ".layers." in name else "rest"
@@ -113,14 +90,15 @@ def put_out(files: Sequence[pathlib.Path]) -> float | None:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.posix_fadvise(
-                descriptor, 0, 0, os.POSIX_FADV_RANDOM
-            )  # asking for a page must not bring in those behind it
+            # A look at a page must not bring in those behind it.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             pages = path.stat().st_size // PAGE
-            for page in range(0, pages, max(pages // SAMPLES, 1)):
-                cached += _is_cached(descriptor, page * PAGE)
-                looked += 1
+            sampled = range(0, pages, max(pages // SAMPLES, 1))
+            left, attempts = len(sampled), 0
+            while left and attempts < ATTEMPTS:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                left, attempts = sum(_is_cached(descriptor, page * PAGE) for page in sampled), attempts + 1
+            cached, looked = cached + left, looked + len(sampled)
         except NotImplementedError:
             return None
         finally:

@@ -105,13 +105,10 @@ def command_of(benchmark: str, args: Sequence[str]) -> str:
 
 
 def module_of(benchmark: str) -> str:
-    """``benchmarks.rounds.round`` of ``round``, which is a file or a package."""
-    files = [
-        *(ROOT / "benchmarks").glob(f"*/{benchmark}.py"),
-        *(ROOT / "benchmarks").glob(f"*/{benchmark}/__main__.py"),
-    ]
-    (folder,) = (file.parent if file.stem == benchmark else file.parents[1] for file in files)
-    return f"benchmarks.{folder.name}.{benchmark}"
+    """``benchmarks.rounds.round`` of ``round``, which is a file in a folder of benchmarks, or a package."""
+    folder = ROOT / "benchmarks"
+    (file,) = (*folder.glob(f"*/{benchmark}.py"), *folder.glob(f"**/{benchmark}/__main__.py"))
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
 
 
 def code() -> tuple[str | None, bool | None]:

@@ -73,11 +73,13 @@ _AS_PUBLISHED = ("fp8_block", "int4_128_float16", "mxfp8", "nf4_64", "nvfp4")  #
 
 
 def stored_as(config: ModelConfig, quantization: str | None) -> ModelConfig:
-    """A model with weights in a format, with those of ``MIXED``, or with None in floats. The output head is quantised where
+    """A model with weights in a format, with those of ``MIXED``, or with None as it is. The output head is quantised where
     published checkpoints have it so; with ``int4`` all is as ``jspec-convert`` makes it."""
+    if quantization is None:
+        return config
     if quantization == "int4":
         return config.with_quantization(quantization)
-    most, some, ends = MIXED.get(quantization or "", (quantization, None, ()))
+    most, some, ends = MIXED.get(quantization, (quantization, None, ()))
     layers, head = range(config.num_layers), PLAIN_HEAD if most in _AS_PUBLISHED else ()
     if quantization == "q4_k_m":
         layers, head = [layer for layer in layers if _has_more_bits(layer, config.num_layers)], ((HEAD, some),)
@@ -123,7 +125,7 @@ class Bench:
 
     @functools.cache  # noqa: B019 (a bench lives as long as the program)
     def target_in(self, quantization: str | None):
-        """The target with weights ``stored_as`` this says, or of ``dtype``."""
+        """The target with weights ``stored_as`` this says."""
         config = stored_as(self.pair.target, quantization)
         if self.shards is None:
             return random_module(config, dtype=self.dtype)

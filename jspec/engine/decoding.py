@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from jspec.config import TreeShape
+from jspec.config import Speculation, TreeShape
 from jspec.drafting.base import Drafter
 from jspec.sampling.streams import RoundNoise
 
@@ -47,3 +47,15 @@ class Decoding:
     budgets: Budgets = verify_every_draft
     tree: TreeShape | None = None
     trees: Trees = chains_alone
+
+    @classmethod
+    def of(cls, make_drafter: Callable[..., Drafter], speculation: Speculation, drafts: bool) -> "Decoding":
+        """What a ``Speculation`` asks for; ``drafts`` says whether there is a draft model or a method that drafts."""
+        return cls(
+            make_drafter,
+            speculation.verify,
+            draft_lengths=speculation.draft_lengths if speculation.auto and drafts else None,
+            budgets=speculation.budgets if speculation.verify_budget is not None and drafts else verify_every_draft,
+            tree=speculation.tree if isinstance(speculation.tree, TreeShape) else None,
+            trees=speculation.trees,
+        )

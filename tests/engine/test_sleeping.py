@@ -53,7 +53,8 @@ def texts(llm) -> list[list[int]]:
 
 
 def on_device() -> int:
-    """Bytes of all arrays of this process on devices; those that arrays of several devices share count once."""
+    """Bytes of all arrays of this process on devices; those that arrays of several devices share count once. Between two
+    calls those of earlier tests may become fewer, whose threads end."""
     gc.collect()
     shards = [shard.data for leaf in jax.live_arrays() for shard in leaf.addressable_shards]
     return sum({shard.unsafe_buffer_pointer(): shard.nbytes for shard in shards}.values())
@@ -73,7 +74,7 @@ def test_a_model_that_sleeps_has_nothing_on_the_device(shards):
     assert awake > before + sum(len(bits) for bits, _ in weights)
     llm.sleep()
     assert llm.is_sleeping
-    assert on_device() == before
+    assert on_device() <= before
     assert np.asarray(jax.tree.leaves(nnx.state(llm.target))[0]).any()  # the copy
     llm.sleep(level=1)
     for _ in range(2):
@@ -89,7 +90,7 @@ def test_a_model_that_sleeps_has_nothing_on_the_device(shards):
     assert np.array_equal(llm.logits([1, 2, 3]), logits)
     assert llm.engine.num_compilations == compiled
     llm.close()
-    assert on_device() == before
+    assert on_device() <= before
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +198,7 @@ def test_a_device_without_room_leaves_the_model_asleep(llm, monkeypatch):
     assert "call wake_up() again" in caught.value.__notes__[0]
     del caught
     assert llm.is_sleeping
-    assert on_device() == before
+    assert on_device() <= before
     monkeypatch.undo()
     llm.wake_up()
     assert texts(llm) == expected
@@ -233,7 +234,7 @@ def test_closing_ends_everything(pool, monkeypatch):
     assert not thread._thread.is_alive()
     assert "abort" in {result.finish_reason for result in running.result(timeout=60)}
     llm.close()
-    assert on_device() == before
+    assert on_device() <= before
     calls = calls_of(llm) | {"sleep": llm.sleep, "wake_up": llm.wake_up}
     for call in calls.values():
         with pytest.raises(RuntimeError, match=r"the model is closed.*jspec\.load"):

@@ -10,15 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jspec.config import EngineConfig, TreeShape
 from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of, round_shapes
 from jspec.engine.decoding import Decoding
 from jspec.engine.round_log import CallLogs
+from jspec.engine.runner.compile import one_order_options
 from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.engine.runner.state import DecodeState, init_state, put, put_rows, take, with_processors
 from jspec.engine.runner.step import DecodeStep, VerifyPass
 from jspec.engine.runner.step_io import DecodeRows, GrammarInputs, VerifyInputs
+from jspec.models.causal import causal_logits
+from jspec.models.one_order import one_order
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.peers import Peers
 from jspec.sampling.tree import Tree
@@ -104,6 +108,16 @@ class StepBuilder:
             return function(functools.partial(self.step, leaves, peers=peers), state, *inputs)
 
         return of_leaves if self.sharding is None else self.sharding.model_program(of_leaves)
+
+    def forward(self) -> Callable:
+        """The program ``(leaves of the target, int32 tokens [1, n]) -> logits float32 [n, V]`` of one causal pass."""
+
+        def logits(leaves: Sequence[jax.Array], tokens):
+            return causal_logits(self.merge_target(leaves), tokens)[0].astype(jnp.float32)
+
+        ordered = one_order(self.config.one_order)
+        spread = ordered(logits if self.sharding is None else self.sharding.forward(logits))
+        return jax.jit(spread, compiler_options=one_order_options(self.config.one_order))
 
     def replicated(self, function: Callable) -> Callable:
         """A function of arrays that every device holds whole, over all devices."""
