@@ -37,14 +37,15 @@ types: $(VENV)/dev
 # Lowering of the kernels, the decode step as XLA compiles it for a card that is not here, and a trip through every layer,
 # with another Python or jax in an environment of its own:
 #     make smoke PYTHON=python3.12 JAX=0.12.0.1 VENV=.venv312-jax0.12.0.1
-# TIER="-m nightly" has it run what these files leave to the nightly tier.
+# TIER="-m nightly" has it run what these files leave to the nightly tier, and COMPILED= leaves out the decode step.
 TIER ?=
+COMPILED = tests/compiled
 SMOKE = tests/pallas/test_lowering.py tests/pallas/matmul/test_matmul_lowering.py \
 	tests/pallas/matmul/test_few_tokens.py tests/pallas/matmul/test_matmul_table.py \
 	tests/pallas/attention/test_prefill_sm90.py \
 	tests/pallas/test_sums.py tests/pallas/test_triton.py tests/pallas/delta_net/test_verify.py tests/pallas/norm/test_rms_norm.py \
 	tests/pallas/sampling/test_threefry.py tests/pallas/mla/test_mla_prefill.py tests/pallas/collectives \
-	tests/compiled tests/engine/multihost/test_packets.py tests/test_api.py tests/drafting/test_greedy.py \
+	$(COMPILED) tests/engine/multihost/test_packets.py tests/test_api.py tests/drafting/test_greedy.py \
 	tests/benchmarks/test_benchmark_prefill_attention.py tests/docs/test_lowerings.py
 smoke: export JAX_PLATFORMS = cpu
 smoke: export JAX_SKIP_CUDA_CONSTRAINTS_CHECK = 1
