@@ -58,10 +58,10 @@ def test_logits_are_those_of_one_device(tmp_path, architecture, shards):
     assert_logits_are_those_of_one(tmp_path, architecture, shards, EXPERTS if architecture in MIXTURES else {})
 
 
-@pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("case", in_tiers(MORE, MORE[1:2]), ids=str)
-def test_logits_of_six_and_eight_devices(tmp_path, case):
+def test_logits_of_six_and_eight_devices(tmp_path, case, monkeypatch):
     """Of 13 groups of the vocabulary, the last of 6 and of 8 devices have none."""
+    monkeypatch.setattr("jspec.config.sharding.VOCABULARY_GROUP", 8)
     architecture, shards = case
     assert_logits_are_those_of_one(tmp_path, architecture, shards, wide(architecture))
 
