@@ -133,7 +133,9 @@ def test_streams_and_statistics(kind):
     assert set(stats.drafted_per_position) <= {stats.num_steps, stats.num_steps - 1}, (
         "all but the last round went as deep"
     )
-    assert {"draft", "correction", "bonus"} == set(result.sources)
+    seen = set(result.sources)
+    assert {"draft", "correction"} <= seen <= {"draft", "correction", "bonus"}
+    assert "bonus" in seen or kind != "plain", "of other kinds, no path of this text may be accepted whole"
     assert not result.reproducible
 
 
