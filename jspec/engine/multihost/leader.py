@@ -100,7 +100,8 @@ class Leader:
         Raises:
           ProcessLost: a follower has ended. A program in which it takes part may never end.
         """
-        while not all(array.is_ready() for array in jax.tree.leaves(arrays)):
+        leaves = jax.tree.leaves(arrays)
+        while not all(array.is_ready() for array in leaves):
             self.require_all()
             time.sleep(_GLANCE)
 
