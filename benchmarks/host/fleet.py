@@ -38,12 +38,29 @@ class Way:
     tokens: float
     prompt: float
 
-    answer = property(lambda way: ANSWER * way.many / (ROWS * way.tokens))
-    most = property(lambda way: 1 / (way.prompt + way.answer))
-    planned = property(lambda way: BUSY * way.most)
-    replicas = property(lambda way: math.ceil(REQUESTS / way.planned))
-    hosts = property(lambda way: math.ceil(way.replicas / A_HOST) + SPARE)
-    burst = property(lambda way: WINDOW * (way.most - way.planned) / math.sqrt(WINDOW * way.planned))
+    @property
+    def answer(self) -> float:
+        return ANSWER * self.many / (ROWS * self.tokens)
+
+    @property
+    def most(self) -> float:
+        return 1 / (self.prompt + self.answer)
+
+    @property
+    def planned(self) -> float:
+        return BUSY * self.most
+
+    @property
+    def replicas(self) -> int:
+        return math.ceil(REQUESTS / self.planned)
+
+    @property
+    def hosts(self) -> int:
+        return math.ceil(self.replicas / A_HOST) + SPARE
+
+    @property
+    def burst(self) -> float:
+        return WINDOW * (self.most - self.planned) / math.sqrt(WINDOW * self.planned)
 
     @property
     def rows(self) -> float:
