@@ -1,6 +1,6 @@
 """Completions that have to be JSON of a real schema: how many are invalid, and tokens a round with drafts.
 
-    python -m benchmarks.acceptance.schemas              # until 10,000 have ended, about half an hour on two cores
+    python -m benchmarks.acceptance.schemas              # until 10,000 have ended, an hour or two on two cores
     python -m benchmarks.acceptance.schemas --count 200
 
 The schemas are those that pydantic writes for the types of OpenAI's and Anthropic's clients, 3,400 of them, in a fixed
@@ -29,7 +29,7 @@ from benchmarks.report import results
 from jspec.commands.demo import FAMILY
 
 CLIENTS = "openai", "anthropic"
-K, ROWS, MAX_LEN, MAX_TOKENS, CALL = 4, 64, 512, 256, 512
+K, ROWS, MAX_LEN, MAX_TOKENS, CALL = 4, 64, 512, 256, 1024
 PROMPT = "config = "
 LARGEST = 20_000  # characters of a schema: larger ones take most of the time to compile
 TEMPERATURES = (0.0, 0.7, 1.0, 1.5)
@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="the result, by default in benchmarks/results/")
     args = parser.parse_args()
     result = results.begin("schemas", {"num_draft_tokens": K, "max_tokens": MAX_TOKENS, "seed": args.seed})
+    file = args.json or results.RESULTS / f"schemas-{result.day}.json"
     llm: Any = jspec.load(
         *(FAMILY / "target", FAMILY / "draft"), num_draft_tokens=K, max_batch=ROWS, max_len=MAX_LEN, page_size=32
     )
@@ -117,16 +118,17 @@ def main() -> None:
                     counts["invalid"] += 1
                     print(schema.get("title"), one.text, fault, sep="\n  ", flush=True)
         print(f"{dict(counts)}, {tokens / rounds:.2f} tokens a round", flush=True)
-    result.measured = {
-        "ended": counts["stop"],
-        "invalid": counts["invalid"],
-        "cut off": counts["length"],
-        "refused": counts["refused"],
-        "schemas": len(seen),
-        "tokens a round": tokens / rounds,
-    }
-    file = args.json or results.RESULTS / f"schemas-{result.day}.json"
-    results.write(result, file)
+        result.measured.update(
+            {
+                "ended": counts["stop"],
+                "invalid": counts["invalid"],
+                "cut off": counts["length"],
+                "refused": counts["refused"],
+                "schemas": len(seen),
+                "tokens a round": tokens / rounds,
+            }
+        )
+        results.write(result, file)  # a run that is stopped leaves what it has counted
     print(f"wrote {file}")
 
 
