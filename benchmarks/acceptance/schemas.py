@@ -1,6 +1,6 @@
 """Completions that have to be JSON of a real schema: how many are invalid, and tokens a round with drafts.
 
-    python -m benchmarks.acceptance.schemas              # until 10,000 have ended, most of an hour on two cores
+    python -m benchmarks.acceptance.schemas              # until 10,000 have ended, an hour or more on two cores
     python -m benchmarks.acceptance.schemas --count 200
 
 The schemas are those that pydantic writes for the types of OpenAI's and Anthropic's clients, 3,260 of up to 20,000
