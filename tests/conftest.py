@@ -39,7 +39,7 @@ if jax.__version_info__ < (0, 11):
     HASTE += " --xla_cpu_use_fusion_emitters=false"
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_traceback_in_locations_limit", 0)  # which takes a tenth of the time of tracing and lowering
+jax.config.update("jax_traceback_in_locations_limit", 0)  # frames take a tenth of the time of files that trace most
 jax.config.update("jax_num_cpu_devices", 8)  # for models in shards; everything else runs on the first of them
 os.environ["XLA_FLAGS"] = f"{HASTE} {os.environ.get('XLA_FLAGS', '')}".rstrip()  # the user's come last, and win
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub; tests/hub has a stand-in for it

@@ -147,8 +147,8 @@ class Shards:
         together = experts.shared_width
         require(together % n == 0, name, n, f"a divisor of the width of shared experts, {together}")
         if self.splits_experts(experts):
-            shared = f" with the {experts.shared} shared" if experts.shared else ""
-            require(experts.all % n == 0, name, n, f"a divisor of the number of experts{shared}, {experts.all}")
+            shared = f", {experts.shared} of them shared" if experts.shared else ""
+            require(experts.all % n == 0, name, n, f"a divisor of the number of experts, {experts.all}{shared}")
         else:
             require(experts.width % n == 0, name, n, f"a divisor of the width of an expert, {experts.width}")
 

@@ -19,25 +19,31 @@ def test_what_fits_is_none():
     assert schemas.fault_of('{"size": 1}', SCHEMA) is None
 
 
-@pytest.mark.nightly
-def test_a_small_run_counts_what_has_ended(monkeypatch, tmp_path):
-    file = tmp_path / "result.json"
-    monkeypatch.setattr(schemas, "ROWS", 4)
-    monkeypatch.setattr(sys, "argv", ["schemas", "--count", "4", "--json", str(file)])
-    schemas.main()
-    measured = json.loads(file.read_text())["measured"]
-    assert measured["ended"] >= 4
-    assert measured["invalid"] == 0
-    assert 1 <= measured["schemas"] <= measured["ended"]
-    assert measured["tokens a round"] > 1
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """What a run measures, until so many completions have ended."""
+
+    def run(count: int) -> dict[str, float]:
+        file = tmp_path / "result.json"
+        monkeypatch.setattr(schemas, "ROWS", 4)
+        monkeypatch.setattr(sys, "argv", ["schemas", "--count", str(count), "--json", str(file)])
+        schemas.main()
+        return json.loads(file.read_text())["measured"]
+
+    return run
 
 
 @pytest.mark.nightly
-def test_a_completion_that_does_not_fit_is_counted(monkeypatch, tmp_path):
-    file = tmp_path / "result.json"
-    monkeypatch.setattr(schemas, "ROWS", 4)
+def test_a_small_run_counts_what_has_ended(measured):
+    found = measured(4)
+    assert found["ended"] >= 4
+    assert found["invalid"] == 0
+    assert 1 <= found["schemas"] <= found["ended"]
+    assert found["tokens a round"] > 1
+
+
+@pytest.mark.nightly
+def test_a_completion_that_does_not_fit_is_counted(measured, monkeypatch):
     monkeypatch.setattr(schemas, "fault_of", lambda text, schema: "it is said not to fit")
-    monkeypatch.setattr(sys, "argv", ["schemas", "--count", "1", "--json", str(file)])
-    schemas.main()
-    measured = json.loads(file.read_text())["measured"]
-    assert measured["invalid"] == measured["ended"] >= 1
+    found = measured(1)
+    assert found["invalid"] == found["ended"] >= 1

@@ -209,6 +209,11 @@ def test_the_vocabulary_is_sharded_in_entire_groups():
             2,
             "tensor_parallel=2: expected a divisor of the number of experts, 3",
         ),
+        (
+            {"experts": Experts(4, 2, 8, biases=True, shared=1)},
+            2,
+            "tensor_parallel=2: expected a divisor of the number of experts, 5, 1 of them shared",
+        ),
     ],
 )
 def test_models_that_cannot_be_sharded_are_refused(changes, count, error):
