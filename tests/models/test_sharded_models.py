@@ -209,16 +209,18 @@ def test_the_vocabulary_is_sharded_in_entire_groups():
             2,
             "tensor_parallel=2: expected a divisor of the number of experts, 3",
         ),
-        (
-            {"experts": Experts(4, 2, 8, biases=True, shared=1)},
-            2,
-            "tensor_parallel=2: expected a divisor of the number of experts, 5, 1 of them shared",
-        ),
     ],
 )
 def test_models_that_cannot_be_sharded_are_refused(changes, count, error):
     with pytest.raises(ValueError, match=error):
         Shards(count).local(dataclasses.replace(TARGET, **changes))
+
+
+def test_shared_experts_count_among_those_that_are_dealt_out():
+    with pytest.raises(
+        ValueError, match="tensor_parallel=2: expected a divisor of the number of experts, 5, 1 of them shared"
+    ):
+        Shards(2, by_expert=True).local(dataclasses.replace(TARGET, experts=Experts(4, 2, 8, shared=1)))
 
 
 @pytest.mark.parametrize(
