@@ -256,7 +256,7 @@ def _run(
     blocks = pl.cdiv(out.shape[1], tiling.outputs)
     return kernel_call(
         function,
-        *(routed.sizes, routed.order, first, *args, of._replace(weight=with_bits_of_scales(of.weight))),
+        *(routed.expert, routed.sizes, routed.order, first, *args, of._replace(weight=with_bits_of_scales(of.weight))),
         grid=(blocks, tiles) if tiling.outputs_first else (tiles, blocks),
         out_shape=out,
         num_warps=tiling.num_warps,
@@ -268,6 +268,7 @@ def _run(
 
 
 def _up(
+    expert_ref,
     sizes_ref,
     order_ref,
     first_ref,
@@ -284,19 +285,29 @@ def _up(
 ):
     """``gated`` of a tile, written in the order by expert, each feature where ``place`` says; ``of`` has refs."""
     Fe = hidden_ref.shape[1]
-    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
-    output = tiling.output_ids()
+    has_tile, tile = tile_of_instance(expert_ref, sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
+    output, n = tiling.output_ids(), tiling.outputs
+    both = jnp.arange(2 * n, dtype=jnp.int32)  # the features of gate, and then those of up
+    feature = tiling.first_output() + both % n
 
     @pl.when(has_tile)
     def _():
-        token, outputs = jax.lax.div(tile.assignment, jnp.int32(Y)), (output, Fe + output)
-        mask = tiling.output_mask(output, Fe)
-        gate, up = grouped_matmul(x_ref, token, tile, of, outputs, mask, tiling, ordered)
+        token, mask = jax.lax.div(tile.assignment, jnp.int32(Y)), tiling.output_mask(feature, Fe)
+        product = grouped_matmul(x_ref, token, tile, of, feature + Fe * (both // n), mask, tiling, ordered)
+        gate, up = _halves(product)
         column = None if place is None else place(output)
         store_tile(hidden_ref, tile.place, output, tile.real, gated(gate, up, clamp, activation), column)
 
 
+def _halves(x):
+    """In a kernel: the first and the second half of each line of ``[m, 2n]``."""
+    x = x.reshape(x.shape[0], 2, x.shape[1] // 2)
+    half = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return [jnp.sum(jnp.where(half == i, x, 0.0), axis=1) for i in (0, 1)]
+
+
 def _down(
+    expert_ref,
     sizes_ref,
     order_ref,
     first_ref,
@@ -311,13 +322,13 @@ def _down(
     """``down`` of a tile, times the weights of the expert for its tokens, written in the order of assignments. Outputs of
     experts that are elsewhere are zeros."""
     D = made_ref.shape[1]
-    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
+    has_tile, tile = tile_of_instance(expert_ref, sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
     output = tiling.output_ids()
 
     @pl.when(has_tile)
     def _():
         mask = tiling.output_mask(output, D)
-        (made,) = grouped_matmul(hidden_ref, tile.place, tile, of, (output,), mask, tiling, ordered)
+        made = grouped_matmul(hidden_ref, tile.place, tile, of, output, mask, tiling, ordered)
         factor = pltriton.load(factor_ref.at[tile.assignment], mask=tile.real, other=0.0)
         store_tile(made_ref, tile.assignment, output, tile.real, made * factor[:, None])
 
