@@ -13,11 +13,11 @@ def grouped_matmul(
     line,
     tile: ExpertTile,
     expert_map: ExpertMap,
-    output,
+    outputs,
     output_mask,
     tiling: ExpertTiling,
     ordered: bool = False,
-) -> Any:
+) -> list[Any]:
     """In a kernel: some output features of the tile's expert for lines of ``x_ref``.
 
     A sum is one chain, 16 inputs after 16, whatever the tiling is: numbers that are unpacked have their inputs in the order
@@ -28,17 +28,18 @@ def grouped_matmul(
       ordered: whether lines of ``x_ref`` are in the order of ``to_mma_order``; of weights that are ``read_in_order``.
       line: int32 ``[assignments]``.
       expert_map: of refs.
-      output: int32 ``[n]``, the output features.
+      outputs: int32 ``[n]`` each, the output features of each product.
       output_mask: bool ``[n]``, which of these there are; None for all.
 
     Returns:
-      float32 ``[assignments, n]``.
+      float32 ``[assignments, n]`` for each of ``outputs``.
     """
     operands = operands_of(expert_map.weight.form)(x_ref, line, tile, expert_map, output_mask, tiling, ordered)
 
-    def add(i, total):
-        for x, weight in operands.of(i, output):
-            total = operands.added(total, x, weight)
-        return total
+    def add(i, sums):
+        for x, weights in operands.of(i, outputs):
+            sums = tuple(operands.added(total, x, weight) for total, weight in zip(sums, weights, strict=True))
+        return sums
 
-    return operands.finished(jax.lax.fori_loop(0, operands.trips, add, operands.zeros(output.shape[0])), output)
+    sums = jax.lax.fori_loop(0, operands.trips, add, tuple(operands.zeros(output) for output in outputs))
+    return [operands.finished(total, output) for total, output in zip(sums, outputs, strict=True)]

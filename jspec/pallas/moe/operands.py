@@ -81,9 +81,8 @@ class Operands(abc.ABC):
         return pl.cdiv(self.width, self.depth)
 
     @abc.abstractmethod
-    def of(self, i, output) -> Iterable[tuple[Any, Any]]:
-        """Blocks ``x [assignments, n]`` of trip i, and ``[outputs, n]`` of the output channels ``output`` to multiply them
-        with."""
+    def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
+        """Blocks ``x [assignments, n]`` of trip i and, for each of ``outputs``, ``[outputs, n]`` to multiply it with."""
 
     @property
     def weights_first(self) -> bool:
@@ -91,10 +90,10 @@ class Operands(abc.ABC):
         registers hold them in the order in which they were unpacked."""
         return False
 
-    def zeros(self, outputs: int):
-        """The initial sum, of the shape of ``product``."""
-        shape = self.tiling.assignments, outputs
-        return jnp.zeros(shape[::-1] if self.weights_first else shape, jnp.float32)
+    def zeros(self, output):
+        """The initial sum for these output channels, of the shape of ``product``."""
+        zeros = jnp.zeros((self.tiling.assignments, output.shape[0]), jnp.float32)
+        return zeros.T if self.weights_first else zeros
 
     def added(self, total, x, weight):
         """``total`` plus the product of what ``of`` gave."""
@@ -143,13 +142,17 @@ class _PlainOperands(Operands):
     def depth(self) -> int:
         return min(self.tiling.inputs, max(pl.next_power_of_2(self.width), 16))
 
-    def of(self, i, output) -> list[tuple[Any, Any]]:
-        ids = block_ids(i, self.depth)
+    def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
+        ids, ref = block_ids(i, self.depth), self.weight.numbers
         x = load_or_zero(
             self.x_ref.at[tile_indices(self.line, ids)], self.mask(self.tile.real, ids, self.tiling.assignments)
         )
-        at = self.weight.numbers.at[self.tile.expert, *tile_indices(output, ids)]
-        return [(x, self.load_weight(at, self.mask(self.output_mask, ids, output.shape[0]), x.dtype))]
+        masks = (self.mask(self.output_mask, ids, output.shape[0]) for output in outputs)
+        weights = [
+            self.load_weight(ref.at[self.tile.expert, *tile_indices(output, ids)], mask, x.dtype)
+            for output, mask in zip(outputs, masks, strict=True)
+        ]
+        return [(x, weights)]
 
     def channel_scale(self, output):
         scale = self.weight.scale
@@ -206,9 +209,11 @@ class _InBlocks(Operands):
 class _MXFP8Operands(_InBlocks, _PlainOperands):
     """Operands of MXFP8, whose numbers are multiplied by the scales of groups before they are multiplied by x."""
 
-    def of(self, i, output) -> list[tuple[Any, Any]]:
-        [(x, tile)] = super().of(i, output)
-        return [(x, unpack_mxfp8(tile, self.load_bytes_of_scales(i, output)).astype(x.dtype))]
+    def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
+        [(x, tiles)] = super().of(i, outputs)
+        scales = (self.load_bytes_of_scales(i, output) for output in outputs)
+        numbers = [unpack_mxfp8(tile, scale) for tile, scale in zip(tiles, scales, strict=True)]
+        return [(x, [number.astype(x.dtype) for number in numbers])]
 
     def load_weight(self, at, mask, dtype):
         del dtype
@@ -236,15 +241,21 @@ class _GroupOperands(_InBlocks, _PlainOperands):
     def depth(self) -> int:
         return BLOCK if self.in_one_group else self.form.group or BLOCK
 
-    def of(self, i, output) -> list[tuple[Any, Any]]:
-        [(x, numbers)] = super().of(i, output)
-        scale, zero = self.scale_and_zero(output, 0 if self.in_one_group else i)
-        if zero is not None:
-            shrunk = zero / SHRINK if x.dtype == jnp.bfloat16 else zero
-            numbers -= broadcast_columns(shrunk.astype(x.dtype), self.depth)
-        if self.rounds:
-            numbers, scale = numbers * broadcast_columns(scale.astype(x.dtype), self.depth), jnp.ones_like(scale)
-        return [(x, (numbers, scale))]
+    def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
+        [(x, numbers)] = super().of(i, outputs)
+        pairs = (self.scale_and_zero(output, 0 if self.in_one_group else i) for output in outputs)
+        weights = []
+        for of_output, (scale, zero) in zip(numbers, pairs, strict=True):
+            if zero is not None:
+                shrunk = zero / SHRINK if x.dtype == jnp.bfloat16 else zero
+                of_output -= broadcast_columns(shrunk.astype(x.dtype), self.depth)
+            if self.rounds:
+                of_output, scale = (
+                    of_output * broadcast_columns(scale.astype(x.dtype), self.depth),
+                    jnp.ones_like(scale),
+                )
+            weights.append((of_output, scale))
+        return [(x, weights)]
 
     def channel_scale(self, output):
         del output  # the scales are in the products
@@ -278,9 +289,9 @@ class _InHalves(_InBlocks):
         mask = None if self.output_mask is None else broadcast_columns(self.output_mask, at.shape[0])
         return load_or_zero(self.weight.numbers.at[self.tile.expert, *tile_indices(output, at)], mask)
 
-    def of(self, i, output) -> Iterable[tuple[Any, Any]]:
+    def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
         at = block_ids(i, HALF)
-        yield self.load_x(at), self._weights(i, output, at)
+        yield self.load_x(at), [self._weights(i, output, at) for output in outputs]
 
     @abc.abstractmethod
     def _weights(self, i, output, at) -> list[Any]:
@@ -355,11 +366,12 @@ class _PairOperands(Operands):
     def depth(self) -> int:
         return self.pairs * PAIR
 
-    def of(self, i, output):
+    def of(self, i, outputs):
         for pair in (i * self.pairs + j for j in range(self.pairs)):
-            for half, weight in enumerate(self._groups(pair, output)):
+            halves = zip(*(self._groups(pair, output) for output in outputs), strict=True)
+            for half, weights in enumerate(halves):
                 x = self._x(block_ids(2 * pair + half, GROUP))
-                yield x, weight.astype(x.dtype)
+                yield x, [weight.astype(x.dtype) for weight in weights]
 
     def _groups(self, pair, output):
         """The weights of the two groups of a pair, bfloat16 ``[columns, 32]`` each."""

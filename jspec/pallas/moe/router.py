@@ -14,7 +14,7 @@ from jspec.pallas.matmul.reference import matmul_reference
 from jspec.pallas.moe.choice import choose_experts
 from jspec.pallas.moe.router_logits import router_logits_kernel
 from jspec.pallas.moe.router_reference import Routed, route_reference
-from jspec.pallas.moe.router_small_batch import route_small_batch_kernel, suits_small_batch
+from jspec.pallas.moe.router_small_batch import MOST_TOKENS, route_small_batch_kernel
 from jspec.pallas.triton import block_ids, block_size, kernel_call
 
 _BLOCK = 4096  # assignments that a program instance reads together
@@ -37,7 +37,7 @@ def route(x, weight, bias, routing: Experts) -> Routed:
 def route_kernel(logits, bias, routing: Experts, *, interpret=False) -> Routed:
     """``route_reference`` as one or two kernels. Logits may be in parts, those of ``router_logits_kernel``."""
     M, X = logits.shape[-2:]
-    if suits_small_batch(M, X):
+    if M <= MOST_TOKENS:
         return route_small_batch_kernel(logits, bias, routing, interpret=interpret)
     expert, weight = choose_kernel(logits, bias, routing, interpret=interpret)
     return Routed(expert, weight, *group_kernel(expert, X + routing.shared, interpret=interpret))

@@ -1,5 +1,5 @@
-"""The router for few tokens, in one launch: a single program instance compares all experts of each token with each other,
-and sorts the assignments by expert."""
+"""The router for few tokens, in one launch: a single program instance chooses the experts of all tokens, at once if they
+are few enough, and sorts the assignments by expert."""
 
 import functools
 
@@ -14,24 +14,19 @@ from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.triton import kernel_call
 
 MOST_TOKENS = 4  # for more, two kernels are faster
-_MOST_COMPARISONS, _COMPARISONS_OF_FOUR_WARPS = 2**18, 2**14
-
-
-def suits_small_batch(M: int, X: int) -> bool:
-    """Whether ``route_small_batch_kernel`` takes M tokens and X experts, of which it compares all pairs at once."""
-    return M <= MOST_TOKENS and _comparisons(M, X) <= _MOST_COMPARISONS
-
-
-def _comparisons(M: int, X: int) -> int:
-    return pl.next_power_of_2(M) * pl.next_power_of_2(X) ** 2
+# Comparisons of an instance, of all pairs of experts of each token: what four warps have in registers, and eight. With four
+# times as many the compiler takes minutes.
+_OF_FOUR_WARPS, _OF_EIGHT_WARPS = 2**14, 2**16
 
 
 @functools.partial(jax.jit, static_argnames=("routing", "interpret"))  # layers share one trace
 def route_small_batch_kernel(logits, bias, routing: Experts, *, interpret=False) -> Routed:
-    """``route_reference`` as a kernel, where ``suits_small_batch``. Logits may be in parts, as for ``choose_experts``."""
+    """``route_reference`` as a kernel, for at most ``MOST_TOKENS`` tokens. Logits may be in parts, as for
+    ``choose_experts``."""
     M, X = logits.shape[-2:]
-    assert suits_small_batch(M, X), (M, X)
+    assert M <= MOST_TOKENS, M
     Y, shared = routing.per_token, routing.shared
+    comparisons = pl.next_power_of_2(M) * pl.next_power_of_2(X) ** 2
     shapes = ((M, Y), jnp.int32), ((M, Y), jnp.float32), ((X + shared,), jnp.int32), ((M * Y,), jnp.int32)
     return Routed(
         *kernel_call(
@@ -40,17 +35,20 @@ def route_small_batch_kernel(logits, bias, routing: Experts, *, interpret=False)
             bias,
             grid=(1,),
             out_shape=[jax.ShapeDtypeStruct(*shape) for shape in shapes],
-            num_warps=4 if _comparisons(M, X) <= _COMPARISONS_OF_FOUR_WARPS else 8,
+            num_warps=8 if _OF_FOUR_WARPS < comparisons <= _OF_EIGHT_WARPS else 4,
             interpret=interpret,
             routing=routing,
+            at_once=comparisons <= _OF_EIGHT_WARPS,
         )
     )
 
 
-def _route_small_batch(logits_ref, bias_ref, expert_ref, weight_ref, sizes_ref, order_ref, *, routing: Experts):
+def _route_small_batch(
+    logits_ref, bias_ref, expert_ref, weight_ref, sizes_ref, order_ref, *, routing: Experts, at_once: bool
+):
     (M, Y), X = expert_ref.shape, sizes_ref.shape[0]
     token = jnp.arange(pl.next_power_of_2(M), dtype=jnp.int32)
-    expert = choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing, at_once=True)
+    expert = choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing, at_once=at_once)
     choice = jax.lax.broadcasted_iota(jnp.int32, expert.shape, 1)
     real = (token < M)[:, None] & (choice < Y)
     expert = jnp.where(real, expert, X).reshape(-1)  # X stands behind the last expert

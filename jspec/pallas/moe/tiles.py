@@ -39,6 +39,8 @@ class ExpertTiling:
       num_stages: how many reads are under way at once.
       outputs_first: whether instances that start one after another have outputs of one tile, which lie side by side in
         memory, and not the same outputs of one tile after another.
+      joined: whether the features of gate and those of up are the outputs of one product, twice ``outputs`` then, and not of
+        two: more warps share a trip, and none of them waits for two products.
     """
 
     assignments: int
@@ -47,19 +49,18 @@ class ExpertTiling:
     num_warps: int
     num_stages: int
     outputs_first: bool = False
+    joined: bool = False
 
     @property
     def tile_axis(self) -> int:
         """The axis of the grid that counts tiles; the other one counts blocks of outputs."""
         return int(self.outputs_first)
 
-    def first_output(self):
-        """In a kernel: the first output feature of this program instance."""
-        return self.outputs * pl.program_id(1 - self.tile_axis)
-
-    def output_ids(self):
-        """In a kernel: the output features of this program instance, int32 ``[outputs]``."""
-        return self.first_output() + jnp.arange(self.outputs, dtype=jnp.int32)
+    def output_ids(self, times: int = 1):
+        """In a kernel: the output features of this program instance, int32 ``[outputs]``, so many times one after
+        another."""
+        ids = jnp.arange(times * self.outputs, dtype=jnp.int32)
+        return pl.program_id(1 - self.tile_axis) * self.outputs + (ids if times == 1 else ids % self.outputs)
 
     def output_mask(self, output, width: int):
         """Which of the output features ``output [outputs]`` there are, of ``width``; None if all instances have only
