@@ -17,8 +17,9 @@ from jspec.engine.beside_trainer import BesideTrainer
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.forks import require_not_forked
+from jspec.engine.interrupts import ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
-from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
+from jspec.engine.runner.follower import FollowerRunner
 from jspec.engine.runner.model_runner import keeps_states
 from jspec.engine.scores import scores
 from jspec.models.one_order import unpinned

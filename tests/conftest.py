@@ -24,6 +24,7 @@ from costs import Costs
 from jax._src.interpreters import mlir
 from jax._src.lru_cache import LRUCache
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
+from patience import Patience
 
 from jspec.drafting import drawing
 from jspec.engine.aot_cache import costs as aot_costs
@@ -69,6 +70,7 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Costs(config))
+    config.pluginmanager.register(Patience())
 
 
 @pytest.hookimpl(tryfirst=True)

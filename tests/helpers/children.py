@@ -1,9 +1,11 @@
 """Processes that tests start."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +43,12 @@ def run_library(script: str, folder: Path, *arguments: Any):
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+@contextlib.contextmanager
+def killed_at_the_end(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
+    """Whatever fails before it ends: who leaves its ``with`` waits for it."""
+    try:
+        yield process
+    finally:
+        process.kill()

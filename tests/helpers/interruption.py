@@ -67,16 +67,17 @@ OPCODES = sys.version_info < (3, 12)
 
 
 class Interruption:
-    """A trace function that notes the places in jspec's code that this thread comes by, and interrupts at one of them.
+    """A trace function that notes the places in jspec's code, or in files ``within``, that this thread comes by, and
+    interrupts at one of them.
 
     ``how`` is what happens there: the signal that Ctrl-C sends, or an exception, as handlers of other signals raise it."""
 
-    def __init__(self, how=None, at: tuple[types.CodeType, int] | None = None):
-        self.how, self.at = how, at
+    def __init__(self, how=None, at: tuple[types.CodeType, int] | None = None, within: str | tuple[str, ...] = JSPEC):
+        self.how, self.at, self.within = how, at, within
         self.places: dict[tuple[types.CodeType, int], None] = {}
 
     def __call__(self, frame, event, _):
-        if not frame.f_code.co_filename.startswith(JSPEC):
+        if not frame.f_code.co_filename.startswith(self.within):
             return None
         if not OPCODES:
             self._pass(frame)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from children import killed_at_the_end
 from hub_server import Hub, digest_of, same
 from tiny import tiny_checkpoint
 from tiny_heads import speculators
@@ -245,7 +246,10 @@ def test_ctrl_c_ends_a_download_at_once_and_keeps_what_has_come(hub, tmp_path):
     hub.hold["model.safetensors"] = 50_000
     command = [sys.executable, "-c", textwrap.dedent(CODE)]
     variables = environment(hub, tmp_path / "home")
-    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
+    with (
+        subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process,
+        killed_at_the_end(process),
+    ):
         blobs = tmp_path / "home" / "hub" / "models--org--target" / "blobs"
         part = blobs / f"{digest_of(content)}.jspec.incomplete"
         deadline = time.monotonic() + 60

@@ -1,9 +1,6 @@
 """Follower process of a multi-host engine: replays the leader's dispatches (``jspec.engine.multihost.leader``)."""
 
-import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jspec.engine.multihost.leader import Follower
@@ -94,16 +91,3 @@ class FollowerRunner:
     def _taken(self, program: EngineProgram) -> list[Any]:
         """The results of other programs that a program takes before its own arguments."""
         return [self._given[what] for what in program.spec.takes]
-
-
-@contextlib.contextmanager
-def ignoring_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C, in the main thread; in others it does not come."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)

@@ -2,6 +2,7 @@
 
 router_reference.py     the definition of routing
 router_logits.py        the router's logits
+choice.py               in a kernel: the experts of some tokens
 router.py               the router for any number of tokens
 router_small_batch.py   the router for few tokens, in one launch
 tiles.py                tiles of assignments of tokens to experts, and the weights of experts

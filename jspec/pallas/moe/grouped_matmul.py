@@ -28,11 +28,11 @@ def grouped_matmul(
       ordered: whether lines of ``x_ref`` are in the order of ``to_mma_order``; of weights that are ``read_in_order``.
       line: int32 ``[assignments]``.
       expert_map: of refs.
-      outputs: int32 ``[outputs]`` each, the output features of each product.
-      output_mask: bool ``[outputs]``, which of these there are; None for all.
+      outputs: int32 ``[n]`` each, the output features of each product.
+      output_mask: bool ``[n]``, which of these there are; None for all.
 
     Returns:
-      float32 ``[assignments, outputs]`` for each of ``outputs``.
+      float32 ``[assignments, n]`` for each of ``outputs``.
     """
     operands = operands_of(expert_map.weight.form)(x_ref, line, tile, expert_map, output_mask, tiling, ordered)
 
@@ -41,5 +41,5 @@ def grouped_matmul(
             sums = tuple(operands.added(total, x, weight) for total, weight in zip(sums, weights, strict=True))
         return sums
 
-    sums = jax.lax.fori_loop(0, operands.trips, add, (operands.zeros(),) * len(outputs))
+    sums = jax.lax.fori_loop(0, operands.trips, add, tuple(operands.zeros(output) for output in outputs))
     return [operands.finished(total, output) for total, output in zip(sums, outputs, strict=True)]

@@ -6,8 +6,10 @@ Tokens are neither dropped nor padded to a capacity. A number of the result is s
 there are and however many, so that a token's result does not depend on them: the order follows from the weight alone
 (``jspec.pallas.moe.grouped_matmul``), and M only chooses the tiling."""
 
+import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +117,9 @@ def tilings_of(A: int, X: int, dtype, weight: Weight) -> tuple[ExpertTiling, Exp
     --sweep``."""
     per_expert, form = A / X, weight.form
     if weight.in_pairs:
-        return _of_both(_tiling_of_four_bits(A, per_expert))
+        down = _tiling_of_four_bits(A, per_expert)
+        up = dataclasses.replace(down, joined=A <= 32 or down.assignments == 64)
+        return dataclasses.replace(up, outputs=16, num_stages=4) if A <= 8 else up, down
     depth, plain = 256 // jnp.dtype(dtype).itemsize, form is None and dtype == jnp.bfloat16
     if per_expert > 24:
         if not plain:
@@ -123,11 +127,12 @@ def tilings_of(A: int, X: int, dtype, weight: Weight) -> tuple[ExpertTiling, Exp
         stays = 2 * math.prod(weight.shape[1:]) <= _STAYS_IN_CACHE
         return ExpertTiling(64, 256, 64, 8, 3, stays), ExpertTiling(128, 256, 64, 8, 4, stays)
     if weight.in_groups and not weight.packed and dtype == jnp.bfloat16:  # four warps multiply 64 outputs at once
-        if per_expert > 12:
-            return _of_both(ExpertTiling(32, 64, depth, 4, 3))
-        return ExpertTiling(16, 64, depth, 4, 3), ExpertTiling(16, 128, depth, 4, 3)
+        down = ExpertTiling(32 if per_expert > 12 else 16, 64, depth, 4, 3)
+        return dataclasses.replace(down, outputs=32, joined=True) if A <= 16 else down, down
     if weight.packed and dtype == jnp.bfloat16:
-        return _of_both(ExpertTiling(16, 64, depth, 4, 5) if per_expert <= 8 else ExpertTiling(32, 64, depth, 4, 4))
+        if per_expert > 8:
+            return _of_both(ExpertTiling(32, 64, depth, 4, 4))
+        return ExpertTiling(16, 32, depth, 4, 5, joined=True), ExpertTiling(16, 64, depth, 4, 4)
     if per_expert <= 8:
         return _of_both(ExpertTiling(16, 32, depth, 2, 4))
     if plain:
@@ -256,7 +261,7 @@ def _run(
     blocks = pl.cdiv(out.shape[1], tiling.outputs)
     return kernel_call(
         function,
-        *(routed.sizes, routed.order, first, *args, of._replace(weight=with_bits_of_scales(of.weight))),
+        *(routed.expert, routed.sizes, routed.order, first, *args, of._replace(weight=with_bits_of_scales(of.weight))),
         grid=(blocks, tiles) if tiling.outputs_first else (tiles, blocks),
         out_shape=out,
         num_warps=tiling.num_warps,
@@ -268,6 +273,7 @@ def _run(
 
 
 def _up(
+    expert_ref,
     sizes_ref,
     order_ref,
     first_ref,
@@ -284,19 +290,36 @@ def _up(
 ):
     """``gated`` of a tile, written in the order by expert, each feature where ``place`` says; ``of`` has refs."""
     Fe = hidden_ref.shape[1]
-    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
-    output = tiling.output_ids()
+    has_tile, tile = tile_of_instance(expert_ref, sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
+    output, (features, mask) = tiling.output_ids(), _gate_and_up(tiling, Fe)
 
     @pl.when(has_tile)
     def _():
-        token, outputs = jax.lax.div(tile.assignment, jnp.int32(Y)), (output, Fe + output)
-        mask = tiling.output_mask(output, Fe)
-        gate, up = grouped_matmul(x_ref, token, tile, of, outputs, mask, tiling, ordered)
+        token = jax.lax.div(tile.assignment, jnp.int32(Y))
+        products = grouped_matmul(x_ref, token, tile, of, features, mask, tiling, ordered)
+        gate, up = _halves(*products) if tiling.joined else products
         column = None if place is None else place(output)
         store_tile(hidden_ref, tile.place, output, tile.real, gated(gate, up, clamp, activation), column)
 
 
+def _gate_and_up(tiling: ExpertTiling, Fe: int) -> tuple[tuple, Any]:
+    """In a kernel: the outputs of each product of an instance, among the 2Fe of gate and up; and which there are."""
+    if not tiling.joined:
+        output = tiling.output_ids()
+        return (output, Fe + output), tiling.output_mask(output, Fe)
+    output, ids = tiling.output_ids(times=2), jnp.arange(2 * tiling.outputs, dtype=jnp.int32)
+    return (jnp.where(ids < tiling.outputs, output, Fe + output),), tiling.output_mask(output, Fe)
+
+
+def _halves(x):
+    """In a kernel: the first and the second half of each line of ``[m, 2n]``."""
+    x = x.reshape(x.shape[0], 2, x.shape[1] // 2)
+    half = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return [jnp.sum(jnp.where(half == i, x, 0.0), axis=1) for i in (0, 1)]
+
+
 def _down(
+    expert_ref,
     sizes_ref,
     order_ref,
     first_ref,
@@ -311,7 +334,7 @@ def _down(
     """``down`` of a tile, times the weights of the expert for its tokens, written in the order of assignments. Outputs of
     experts that are elsewhere are zeros."""
     D = made_ref.shape[1]
-    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
+    has_tile, tile = tile_of_instance(expert_ref, sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
     output = tiling.output_ids()
 
     @pl.when(has_tile)

@@ -90,9 +90,9 @@ class Operands(abc.ABC):
         registers hold them in the order in which they were unpacked."""
         return False
 
-    def zeros(self):
-        """The initial sum, of the shape of ``product``."""
-        zeros = jnp.zeros((self.tiling.assignments, self.tiling.outputs), jnp.float32)
+    def zeros(self, output):
+        """The initial sum for these output channels, of the shape of ``product``."""
+        zeros = jnp.zeros((self.tiling.assignments, output.shape[0]), jnp.float32)
         return zeros.T if self.weights_first else zeros
 
     def added(self, total, x, weight):
@@ -147,9 +147,10 @@ class _PlainOperands(Operands):
         x = load_or_zero(
             self.x_ref.at[tile_indices(self.line, ids)], self.mask(self.tile.real, ids, self.tiling.assignments)
         )
-        mask = self.mask(self.output_mask, ids, self.tiling.outputs)
+        masks = (self.mask(self.output_mask, ids, output.shape[0]) for output in outputs)
         weights = [
-            self.load_weight(ref.at[self.tile.expert, *tile_indices(output, ids)], mask, x.dtype) for output in outputs
+            self.load_weight(ref.at[self.tile.expert, *tile_indices(output, ids)], mask, x.dtype)
+            for output, mask in zip(outputs, masks, strict=True)
         ]
         return [(x, weights)]
 

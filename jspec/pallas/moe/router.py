@@ -11,9 +11,10 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.config import Experts
 from jspec.pallas.dispatch import by_platform, wants_one_order
 from jspec.pallas.matmul.reference import matmul_reference
+from jspec.pallas.moe.choice import choose_experts
 from jspec.pallas.moe.router_logits import router_logits_kernel
 from jspec.pallas.moe.router_reference import Routed, route_reference
-from jspec.pallas.moe.router_small_batch import MOST_TOKENS, choose_experts, route_small_batch_kernel
+from jspec.pallas.moe.router_small_batch import MOST_TOKENS, route_small_batch_kernel
 from jspec.pallas.triton import block_ids, block_size, kernel_call
 
 _BLOCK = 4096  # assignments that a program instance reads together

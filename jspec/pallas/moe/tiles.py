@@ -39,6 +39,8 @@ class ExpertTiling:
       num_stages: how many reads are under way at once.
       outputs_first: whether instances that start one after another have outputs of one tile, which lie side by side in
         memory, and not the same outputs of one tile after another.
+      joined: whether the features of gate and those of up are the outputs of one product, twice ``outputs`` then, and not of
+        two: more warps share a trip, and none of them waits for two products.
     """
 
     assignments: int
@@ -47,15 +49,18 @@ class ExpertTiling:
     num_warps: int
     num_stages: int
     outputs_first: bool = False
+    joined: bool = False
 
     @property
     def tile_axis(self) -> int:
         """The axis of the grid that counts tiles; the other one counts blocks of outputs."""
         return int(self.outputs_first)
 
-    def output_ids(self):
-        """In a kernel: the output features of this program instance, int32 ``[outputs]``."""
-        return block_ids(pl.program_id(1 - self.tile_axis), self.outputs)
+    def output_ids(self, times: int = 1):
+        """In a kernel: the output features of this program instance, int32 ``[outputs]``, so many times one after
+        another."""
+        ids = jnp.arange(times * self.outputs, dtype=jnp.int32)
+        return pl.program_id(1 - self.tile_axis) * self.outputs + (ids if times == 1 else ids % self.outputs)
 
     def output_mask(self, output, width: int):
         """Which of the output features ``output [outputs]`` there are, of ``width``; None if all instances have only
@@ -85,17 +90,21 @@ def num_tiles(A: int, X: int, size: int) -> int:
     return hit + (A - hit) // size
 
 
-def tile_of_instance(sizes_ref, order_ref, first_ref, tiling: ExpertTiling, X: int) -> tuple[jax.Array, ExpertTile]:
+def tile_of_instance(
+    expert_ref, sizes_ref, order_ref, first_ref, tiling: ExpertTiling, X: int
+) -> tuple[jax.Array, ExpertTile]:
     """In a kernel: whether this program instance has a tile of one of the X experts whose weights are here, and the tile.
 
     An instance without such a tile has one of assignments to experts that are elsewhere, which may be empty.
 
     Args:
-      sizes_ref, order_ref: of ``Routed``, with all experts.
+      expert_ref, sizes_ref, order_ref: of ``Routed``, with all experts.
       first_ref: int32 ``[1]``, the first of the X experts; None if all experts are here.
       tiling: that of the kernel.
       X: how many experts are here.
     """
+    if expert_ref.shape[0] == 1:
+        return _tile_of_one_token(expert_ref, first_ref, tiling, X)
     t, count, size = pl.program_id(tiling.tile_axis), sizes_ref.shape[0], tiling.assignments
     ids = block_ids(0, pl.next_power_of_2(count))
     sizes = pltriton.load(sizes_ref.at[ids], mask=ids < count, other=0)
@@ -117,6 +126,17 @@ def tile_of_instance(sizes_ref, order_ref, first_ref, tiling: ExpertTiling, X: i
     assignment = pltriton.load(order_ref.at[place], mask=real, other=nowhere)
     expert = jnp.clip(expert - start, 0, X - 1)
     return has_tile, ExpertTile(expert, jnp.where(real, place, nowhere), real, assignment)
+
+
+def _tile_of_one_token(expert_ref, first_ref, tiling: ExpertTiling, X: int) -> tuple[jax.Array, ExpertTile]:
+    """``tile_of_instance`` of one token: each of its choices is a tile. Their places are those of the choices, since nobody
+    else's stand between them, and neither sizes nor an order have to be waited for."""
+    t, nowhere = pl.program_id(tiling.tile_axis), expert_ref.shape[1]
+    exists = t < nowhere
+    expert = expert_ref[0, jnp.minimum(t, nowhere - 1)] - (0 if first_ref is None else first_ref[0])
+    real = (jnp.arange(tiling.assignments, dtype=jnp.int32) == 0) & exists
+    place = jnp.where(real, t, nowhere)
+    return exists & (expert >= 0) & (expert < X), ExpertTile(jnp.clip(expert, 0, X - 1), place, real, place)
 
 
 def store_tile(ref, line, output, real, x, column=None):

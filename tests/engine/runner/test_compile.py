@@ -1,6 +1,8 @@
 """Programs that are compiled before they are called, and the compiler options, which the installed version must know."""
 
 import _thread
+import concurrent.futures
+import contextlib
 import functools
 import os
 import signal
@@ -14,7 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from children import killed_at_the_end
+from interruption import Interruption, by_signal
 
+from jspec.engine import interrupts
 from jspec.engine.runner.compile import MANY_QUERIES, Program, compile_all, decode_options
 
 SPLIT, GRAPHS = "xla_gpu_experimental_force_split_k", "xla_gpu_enable_command_buffer"
@@ -208,6 +213,27 @@ def test_interrupt_returns_at_once_and_begun_compilations_complete(held, interru
     assert [adds(jnp.zeros(3))[0][0] for adds, _ in programs] == [0, 1, 2]
 
 
+def test_an_interrupt_at_any_place_leaves_no_thread_that_waits(monkeypatch):
+    """Also at those of Python's own code that starts and joins threads: who exits waits for threads that do not end."""
+    monkeypatch.setattr(Program, "_lower", lambda self, *args: None)
+    monkeypatch.setattr(Program, "_finish", lambda self, lowered, file: None)
+    own = (compile_all.__code__.co_filename, interrupts.__file__, threading.__file__, concurrent.futures.__file__)
+
+    def compile_three():
+        compile_all(numbered(3), threads=2)
+
+    with Interruption(within=own) as counting:
+        compile_three()
+    assert len(counting.places) > 20
+    for at in counting.places:
+        with contextlib.suppress(KeyboardInterrupt), Interruption(by_signal, at, own):
+            compile_three()
+        deadline = time.monotonic() + 10
+        while any(thread.name.startswith("compile") for thread in threading.enumerate()):
+            assert time.monotonic() < deadline, f"after an interrupt at {at}"
+            time.sleep(0.001)
+
+
 INTERRUPTED = """
 import os, sys, threading, time
 import jax
@@ -240,7 +266,10 @@ compile_all(programs, threads=2, is_wanted=is_wanted)
 def test_interrupted_process_waits_only_for_begun_compilations():
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", INTERRUPTED]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as child:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as child,
+        killed_at_the_end(child),
+    ):
         lines = [child.stdout.readline() for _ in range(3)]
         child.send_signal(signal.SIGINT)
         lines += child.communicate(timeout=30)[0].splitlines(keepends=True)

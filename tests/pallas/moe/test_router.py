@@ -16,7 +16,7 @@ from jspec.pallas.moe.router_reference import choose_reference, group_reference,
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS, route_small_batch_kernel
 
 SHAPES = [(1, 8, 2), (5, 16, 4), (16, 128, 8), (40, 6, 3), (3, 5, 5)]  # tokens, experts, choices
-FEW = [(1, 8, 2), (3, 5, 5), (4, 6, 3), (3, 128, 8), (MOST_TOKENS, 128, 8)]
+FEW = [(1, 8, 2), (3, 5, 5), (4, 6, 3), (2, 300, 8), (MOST_TOKENS, 128, 8)]  # the fourth in rounds
 WAYS = {
     "softmax": {},
     "among all": {"renormalise": False},
@@ -158,6 +158,17 @@ class TestRouteSmallBatch:
         assert jnp.isfinite(routed.weight[jnp.array([0, 2])]).all()
         assert sorted(np.asarray(routed.order).tolist()) == list(range(6))
         assert routed.sizes.sum() == 6
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_token_has_the_same_bits_alone_and_among_many(way):
+    """One token has all of its experts compared at once, many have them chosen in rounds."""
+    routing, logits = Experts(12, 5, 1, **WAYS[way]), logits_of(6, 12).at[2].set(-0.0).at[3].multiply(1.7)
+    expert, weight = choose_kernel(logits, bias_of(12), routing, interpret=True)
+    for token in range(6):
+        routed = route_small_batch_kernel(logits[token][None], bias_of(12), routing, interpret=True)
+        np.testing.assert_array_equal(routed.expert[0], expert[token])
+        np.testing.assert_array_equal(routed.weight[0], weight[token])
 
 
 TILINGS = None, MatmulTiling(16, 16, 64, 2, 4), MatmulTiling(64, 32, 64, 4, 3)

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from children import killed_at_the_end
 from loops import in_a_loop
 from starlette.responses import PlainTextResponse
 
@@ -164,7 +165,10 @@ def test_worker_ends_when_its_supervisor_is_killed():
     script = LINK + "link.send(Joined(7, 8))\ntime.sleep(60)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", SUPERVISOR, script]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process,
+        killed_at_the_end(process),
+    ):
         pid, rank = map(int, process.stdout.readline().split())
         assert rank == 7
         worker = psutil.Process(pid)
