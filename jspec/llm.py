@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jspec._interrupts import ignoring_interrupts
 from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
 from jspec.config.engine import FP8_CACHES
@@ -17,7 +18,6 @@ from jspec.engine.beside_trainer import BesideTrainer
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.forks import require_not_forked
-from jspec.engine.interrupts import ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.runner.follower import FollowerRunner
 from jspec.engine.runner.model_runner import keeps_states

@@ -19,12 +19,22 @@ JSPEC = ROOT / "jspec"
 
 # Every part of jspec (a file or a folder directly in it), and which other parts it may import: every import in it counts,
 # also those within functions. ``convert`` and the programs of the repository may import all of them.
-FOUNDATION = {"_validation", "_foreign_names", "_child_process", "quantization", "config", "registry", "outputs"}
+FOUNDATION = {
+    "_validation",
+    "_foreign_names",
+    "_child_process",
+    "_interrupts",
+    "quantization",
+    "config",
+    "registry",
+    "outputs",
+}
 KNOWS = {
     "__init__": set(),  # it names the others in strings
     "_foreign_names": set(),
     "_validation": {"_foreign_names"},
     "_child_process": set(),
+    "_interrupts": set(),
     "quantization": set(),
     "config": {"_validation", "quantization"},
     "registry": set(),

@@ -7,7 +7,6 @@ Where to look:
   pausing.py      what keeps it from making steps; lifecycle.py: how callers pause it, let it sleep and close it;
                   beside_trainer.py: the same as methods of a loaded model
   jax_settings.py the settings that it shares with callers
-  interrupts.py   where Ctrl-C does not come
   forks.py        refuses processes that were forked from one with a model
   decoding.py     drafter, verification rule, and what may be chosen between calls
   loop.py         one step after the other: schedule, execute, read; chooses the round shape

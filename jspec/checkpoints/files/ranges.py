@@ -9,12 +9,14 @@ import functools
 import itertools
 import math
 import os
+import queue
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from jspec._interrupts import Answer, Threads
 
 Index = tuple[slice, ...]  # of the first axes of an array, with steps of 1; all of the others
 
@@ -136,11 +138,12 @@ def results(calls: Sequence[Callable[[], Any]], most: int) -> Iterator[Any]:
     if len(calls) == 1:
         yield calls[0]()
         return
-    left, waiting = iter(calls), collections.deque[Future]()
-    with ThreadPoolExecutor(most) as pool:
-        try:
-            for _ in calls:
-                waiting.extend(pool.submit(call) for call in itertools.islice(left, most - len(waiting)))
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    threads, left, waiting = Threads(most, "read"), iter(calls), collections.deque[queue.SimpleQueue[Answer]]()
+    try:
+        for _ in calls:
+            for call in itertools.islice(left, most - len(waiting)):
+                waiting.append(queue.SimpleQueue())
+                threads.call(call, (), waiting[-1])
+            yield waiting.popleft().get().result()
+    finally:
+        threads.end(wait=True)  # what they read into and from may go

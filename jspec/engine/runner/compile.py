@@ -4,14 +4,13 @@ import contextlib
 import os
 import pathlib
 import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from jspec._interrupts import Answer, Threads
 from jspec.engine.aot_cache.executables import ExecutableCache, compile_lowered
-from jspec.engine.interrupts import holding_interrupts
 from jspec.models.one_order import traced_for_backend
 
 PATIENCE = 0.1  # seconds between two questions whether a compilation is still wanted
@@ -202,51 +201,22 @@ def compile_all(
     _in_threads(threads or min(len(missing), os.cpu_count() or 1), compilations, is_wanted)
 
 
-def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]], is_wanted: Callable[[], bool]):
-    """Make calls of functions with arguments in so many threads, and wait for all of them; an exception ends that.
-
-    The queues are written in C: an interrupt of the caller leaves no lock of theirs taken, as it may one of a ``Future``,
-    for which a thread of its pool then waits forever, and Python for the thread."""
-    calls_left: queue.SimpleQueue[tuple[Callable, tuple] | None] = queue.SimpleQueue()
-    ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-    over, begun, left = [], 0, 0
-
-    def work():
-        while (call := calls_left.get()) is not None and not over:
-            function, args = call
-            try:
-                function(*args)
-            except BaseException as error:
-                ends.put(error)
-            else:
-                ends.put(None)
-        calls_left.put(None)  # for the next thread
-
+def _in_threads(most: int, calls: Iterable[tuple[Callable, tuple]], is_wanted: Callable[[], bool]):
+    """Make calls of functions with arguments in so many threads, and wait for all of them; an exception ends that."""
+    threads, left = Threads(most, "compile"), 0
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     try:
-        for call in calls:
-            calls_left.put(call)
+        for function, args in calls:
+            threads.call(function, args, answers)
             left += 1
-            if begun < threads:
-                with holding_interrupts():
-                    threading.Thread(target=work, name=f"compile_{begun}").start()
-                begun += 1
             require_wanted(is_wanted)
         while left:
             with contextlib.suppress(queue.Empty):
-                _raise(ends.get(timeout=PATIENCE))
+                answers.get(timeout=PATIENCE).result()
                 left -= 1
             require_wanted(is_wanted)
     finally:
-        over.append(True)
-        calls_left.put(None)
-
-
-def _raise(error: BaseException | None):
-    try:
-        if error is not None:
-            raise error
-    finally:
-        del error  # whose traceback has this frame
+        threads.end(wait=False)
 
 
 def one_order_options(wanted: bool) -> dict[str, str | int]:

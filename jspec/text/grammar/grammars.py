@@ -1,17 +1,18 @@
 """Compiles the grammars of requests, and caches them for requests with the same one."""
 
 import collections
-import concurrent.futures
 import copy
 import functools
 import hashlib
 import importlib.util
+import queue
 import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from jspec._interrupts import holding_interrupts
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.text.detokenizer import Tokenizer
 from jspec.text.grammar.constraint import GrammarConstraint
@@ -136,13 +137,21 @@ class Grammars:
           ValueError: llguidance is not installed, there is no tokenizer that it reads, or the grammar cannot be used.
           GrammarBusy: no child was free within ``limits.wait``, or the process failed.
         """
+        done: queue.SimpleQueue[Future] = queue.SimpleQueue()
         compilation = self.compile(asked)
+        with holding_interrupts():
+            compilation.add_done_callback(done.put)
         try:
-            concurrent.futures.wait([compilation], self.limits.wait)
-            self.require_begun(compilation)
-            grammar = compilation.result()
+            try:
+                done.get(timeout=self.limits.wait)
+            except queue.Empty:
+                self.require_begun(compilation)
+                done.get()
+            with holding_interrupts():
+                grammar = compilation.result()
         finally:
-            compilation.cancel()  # an interrupt may have come
+            with holding_interrupts():
+                compilation.cancel()  # an interrupt may have come
         return grammar.constraint(self._vocab_size, stop_tokens)
 
     @staticmethod
@@ -170,9 +179,11 @@ class Grammars:
                 return compilation
             shared.waiting.append(compilation)
             if asked not in self._under_way:
-                self._under_way[asked] = shared
-                self._threads.submit(self._carry_out, asked, shared)
-        compilation.add_done_callback(functools.partial(self._has_left, asked, shared))
+                threads, self._under_way[asked] = self._threads, shared
+                with holding_interrupts():
+                    threads.submit(self._carry_out, asked, shared)
+        with holding_interrupts():
+            compilation.add_done_callback(functools.partial(self._has_left, asked, shared))
         return compilation
 
     def _known(self, asked: StructuredOutputsParams) -> CompiledGrammar | None:

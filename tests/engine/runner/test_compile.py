@@ -19,7 +19,7 @@ import pytest
 from children import killed_at_the_end
 from interruption import Interruption, by_signal
 
-from jspec.engine import interrupts
+from jspec import _interrupts as interrupts
 from jspec.engine.runner.compile import MANY_QUERIES, Program, compile_all, decode_options
 
 SPLIT, GRAPHS = "xla_gpu_experimental_force_split_k", "xla_gpu_enable_command_buffer"
