@@ -255,9 +255,10 @@ def _run(
     **static,
 ):
     """The output of a kernel whose program instances have a tile and some output features each."""
-    tiles = num_tiles(len(routed.order), of.weight.shape[0], tiling.assignments)
-    if first is not None:  # the last tile of other experts' assignments may not be full
-        tiles += 1
+    if routed.expert.shape[0] == 1:
+        tiles = len(routed.order)
+    else:  # the last tile of other experts' assignments may not be full
+        tiles = num_tiles(len(routed.order), of.weight.shape[0], tiling.assignments) + (first is not None)
     blocks = pl.cdiv(out.shape[1], tiling.outputs)
     return kernel_call(
         function,

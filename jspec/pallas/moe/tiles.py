@@ -131,12 +131,11 @@ def tile_of_instance(
 def _tile_of_one_token(expert_ref, first_ref, tiling: ExpertTiling, X: int) -> tuple[jax.Array, ExpertTile]:
     """``tile_of_instance`` of one token: each of its choices is a tile. Their places are those of the choices, since nobody
     else's stand between them, and neither sizes nor an order have to be waited for."""
-    t, nowhere = pl.program_id(tiling.tile_axis), expert_ref.shape[1]
-    exists = t < nowhere
-    expert = expert_ref[0, jnp.minimum(t, nowhere - 1)] - (0 if first_ref is None else first_ref[0])
-    real = (jnp.arange(tiling.assignments, dtype=jnp.int32) == 0) & exists
-    place = jnp.where(real, t, nowhere)
-    return exists & (expert >= 0) & (expert < X), ExpertTile(jnp.clip(expert, 0, X - 1), place, real, place)
+    t = pl.program_id(tiling.tile_axis)
+    expert = expert_ref[0, t] - (0 if first_ref is None else first_ref[0])
+    real = jnp.arange(tiling.assignments, dtype=jnp.int32) == 0
+    place = jnp.where(real, t, expert_ref.shape[1])
+    return (expert >= 0) & (expert < X), ExpertTile(jnp.clip(expert, 0, X - 1), place, real, place)
 
 
 def store_tile(ref, line, output, real, x, column=None):

@@ -117,11 +117,12 @@ class TestGroupedMLP:
         np.testing.assert_allclose(actual, by_token(*args), atol=5e-2 if dtype == "bfloat16" else 2e-5)
 
     @pytest.mark.parametrize("quantization", [None, "mxfp4_pairs"])
-    @pytest.mark.parametrize("M", [1, 7, 33])
+    @pytest.mark.parametrize(("M", "Y"), [(1, 2), (1, 6), (7, 2), (33, 2)])
     @pytest.mark.parametrize("tiling", TILINGS[1:], ids=str)
-    def test_experts_that_are_elsewhere_add_zeros(self, tiling, M, quantization):
-        """Each of two devices has half of the experts, which may be none of those that are chosen."""
-        x, routed, *stacked = layer(M, 64, 64, 8, 2, "float32", quantization)
+    def test_experts_that_are_elsewhere_add_zeros(self, tiling, M, Y, quantization):
+        """Each of two devices has half of the experts, which may be none of those that are chosen, and fewer than a token
+        chooses."""
+        x, routed, *stacked = layer(M, 64, 64, 8, Y, "float32", quantization)
         whole = self.made(tiling)(x, routed, *stacked)
         expert, halves = np.asarray(routed.expert), []
         for first in (0, 4):
