@@ -40,8 +40,11 @@ def holding_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if came:
-        handler(*came[0])
+        if came:
+            handler(*came[0])
+
+
+PATIENCE = 1.0  # seconds between two looks of a thread without a call whether Python exits
 
 
 class Answer(NamedTuple):
@@ -96,7 +99,7 @@ class Threads:
             self._begun -= 1
 
     def _work(self):
-        while (call := self._calls.get()) is not None and not self._over:
+        while (call := self._next()) is not None:
             function, args, answers = call
             try:
                 answers.put(Answer(function(*args)))
@@ -105,3 +108,11 @@ class Threads:
             del call, function, args, answers  # a thread that waits keeps nothing
         self._calls.put(None)  # for the next thread
         self._ended.put(None)
+
+    def _next(self) -> "tuple[Callable, tuple, queue.SimpleQueue[Answer]] | None":
+        """The next call; None if there will be none: a caller that something still refers to may not come to ``end``."""
+        while not self._over and threading.main_thread().is_alive():
+            with contextlib.suppress(queue.Empty):
+                call = self._calls.get(timeout=PATIENCE)
+                return None if self._over else call
+        return None

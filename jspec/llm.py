@@ -44,8 +44,7 @@ class LLM(BesideTrainer, ReplaceableWeights):
     Attributes:
       target: the Flax module of the target.
       tokenizer: the target's Hugging Face tokenizer; None if its checkpoint has none.
-      method: how drafts are made: the name of an entry in ``jspec.registry``, ``eagle3`` for example; None for plain
-        decoding.
+      method: how drafts are made, as an entry of ``jspec.registry`` is named: ``eagle3``; None for plain decoding.
       speculation: how many drafts a round makes, how they are drawn and how they are verified.
       engine: serves requests as they come: ``engine.add``, ``engine.step``, ``engine.abort``, ``engine.metrics``.
       reproducible: whether a seed means one text; see ``Result``.

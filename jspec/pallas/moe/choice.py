@@ -40,15 +40,17 @@ def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing:
     allowed = choice if routing.groups == 1 else jnp.where(_in_best_groups(choice, ids, X, routing), choice, -jnp.inf)
 
     rank = jax.lax.broadcasted_iota(jnp.int32, (token.shape[0], pl.next_power_of_2(Y)), 1)
-    expert = (_at_once if at_once else _in_rounds)(allowed, ids, rank, X, routing.chosen)
+    expert = _at_once(allowed, ids, rank, X) if at_once else _in_rounds(allowed, ids, rank, X, routing.chosen)
     is_chosen = rank < routing.chosen
     score = _of_experts(choice if probability is None else probability, ids, expert)
-    best = jnp.max(choice if probability is None else score, axis=1)[:, None]
-    weight = jnp.where(is_chosen, score if probability is not None else jnp.exp(score - best), 0.0)
-    if routing.renormalise:
-        weight /= (_row_sums(weight) + (0.0 if probability is None else TINY))[:, None]
-    elif probability is None:
-        weight /= _row_sums(jnp.exp(choice - best))[:, None]
+    if probability is None:
+        best = jnp.max(choice, axis=1)[:, None]
+        weight = jnp.where(is_chosen, jnp.exp(score - best), 0.0)
+        weight /= _row_sums(weight if routing.renormalise else jnp.exp(choice - best))[:, None]
+    else:
+        weight = jnp.where(is_chosen, score, 0.0)
+        if routing.renormalise:
+            weight /= (_row_sums(weight) + TINY)[:, None]
     # The maxima above drop a NaN. One of integers does not.
     is_nan = jnp.max((choice != choice).astype(jnp.int32), axis=1) > 0
     weight = jnp.where(is_nan[:, None], jnp.nan, weight * routing.scale)
@@ -72,9 +74,8 @@ def _in_rounds(left, ids, rank, X: int, chosen: int):
     return experts
 
 
-def _at_once(left, ids, rank, X: int, chosen: int):
+def _at_once(left, ids, rank, X: int):
     """The same: an expert's rank is how many others go before it."""
-    del chosen
     bits = jax.lax.bitcast_convert_type(jnp.where(left == 0, 0.0, left), jnp.int32)  # 0 and -0 are equal
     key = jnp.where(bits < 0, bits ^ _ALL_BUT_THE_SIGN, bits)  # in the order of the numbers, with a place for each NaN
     key = jnp.where(ids < X, key, _LEAST)

@@ -40,7 +40,7 @@ class ExpertTiling:
       outputs_first: whether instances that start one after another have outputs of one tile, which lie side by side in
         memory, and not the same outputs of one tile after another.
       joined: whether the features of gate and those of up are the outputs of one product, twice ``outputs`` then, and not of
-        two: more warps share a trip, and none of them waits for two products.
+        two, for which a trip would wait one after the other.
     """
 
     assignments: int

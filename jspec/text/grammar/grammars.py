@@ -179,8 +179,9 @@ class Grammars:
                 return compilation
             shared.waiting.append(compilation)
             if asked not in self._under_way:
-                threads, self._under_way[asked] = self._threads, shared
+                threads = self._threads
                 with holding_interrupts():
+                    self._under_way[asked] = shared
                     threads.submit(self._carry_out, asked, shared)
         with holding_interrupts():
             compilation.add_done_callback(functools.partial(self._has_left, asked, shared))
